@@ -1,7 +1,7 @@
 //! The library's public API as a text, `docs/public-api.txt`, so that a change of it is seen in review.
 //!
-//! Read from the pages that rustdoc makes: each item's declaration, its public methods, and the traits that it
-//! implements, without auto traits and blanket implementations.
+//! Read from the pages that rustdoc makes: each item's declaration, its public methods, and the traits that
+//! it implements, without auto traits and blanket implementations.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! `cargo xtask book`: the pages of docs/ as a site, by mdBook.
 //!
-//! mdBook reads a copy of docs/, in which links to files outside of docs/ lead to the repository, and the page on hazards
-//! leads to the player, a file that the command makes.
+//! mdBook reads a copy of docs/, in which links to files outside of docs/ lead to the repository, and the
+//! page on hazards leads to the player, a file that the command makes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -80,7 +80,8 @@ fn repository() -> TaskResult<String> {
         .ok_or_else(|| "no package of the workspace names its repository".to_owned())
 }
 
-/// Makes the links of a page that leave docs/ lead to the repository. `depth`: 1 for a page directly in docs/.
+/// Makes the links of a page that leave docs/ lead to the repository. `depth`: 1 for a page directly in
+/// docs/.
 fn with_links_out(text: &str, depth: usize, repository: &str) -> String {
     text.replace(&format!("]({}", "../".repeat(depth)), &format!("]({repository}/blob/main/"))
 }

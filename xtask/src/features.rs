@@ -1,9 +1,9 @@
-//! The targets of checks and tests, and the cargo features that they require. Cargo silently leaves a target out if its
-//! required features are off.
+//! The targets of checks and tests, and the cargo features that they require. Cargo silently leaves a target
+//! out if its required features are off.
 //!
-//! Responsible for no test being left out silently: checks, tests and docs of packages enable every feature that a test or
-//! benchmark of those packages requires, and name the targets that a plain `cargo test` leaves out (`test = false`). Other
-//! features stay off, such as those that add the clients of other systems.
+//! Responsible for no test being left out silently: checks, tests and docs of packages enable every feature
+//! that a test or benchmark of those packages requires, and name the targets that a plain `cargo test` leaves
+//! out (`test = false`). Other features stay off, such as those that add the clients of other systems.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -17,7 +17,8 @@ pub(crate) struct Targets {
     /// Empty: all.
     packages: Vec<String>,
     features: BTreeSet<String>,
-    /// Whether cargo accepts `--lib`, `--test` and `--doc`: it refuses them for packages without such a target.
+    /// Whether cargo accepts `--lib`, `--test` and `--doc`: it refuses them for packages without such a
+    /// target.
     has_libraries: bool,
     has_tests: bool,
     pub(crate) has_doctests: bool,
@@ -58,8 +59,8 @@ impl Targets {
         }
     }
 
-    /// Selects the tests: those in libraries, and all test binaries (of `--tests` cargo leaves out those with `test = false`).
-    /// No program has tests of its own. Examples and benchmarks are compiled by clippy only.
+    /// Selects the tests: those in libraries, and all test binaries (of `--tests` cargo leaves out those with
+    /// `test = false`). No program has tests of its own. Examples and benchmarks are compiled by clippy only.
     pub(crate) fn choose_tests(&self, cargo: &mut Command) {
         self.choose_packages(cargo);
         if self.has_libraries {

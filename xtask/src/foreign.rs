@@ -1,9 +1,9 @@
-//! Libraries of other languages that the tests use: lock clients that must exclude ours and be excluded by them,
-//! and emulators of cloud stores.
+//! Libraries of other languages that the tests use: lock clients that must exclude ours and be excluded by
+//! them, and emulators of cloud stores.
 //!
-//! Responsible for the list of the libraries, and for one folder for each set of them below `target/foreign` that contains
-//! exactly the listed libraries. The settings of pip and npm choose the registry's address. Must not install a
-//! language: python3, pip, node and npm are ordinary programs, see [`crate::needs`].
+//! Responsible for the list of the libraries, and for one folder for each set of them below `target/foreign`
+//! that contains exactly the listed libraries. The settings of pip and npm choose the registry's address.
+//! Must not install a language: python3, pip, node and npm are ordinary programs, see [`crate::needs`].
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,8 @@ use crate::process::{not_started, run, shown};
 /// complete.
 const STAMP: &str = "installed.txt";
 
-/// A library with a pinned version: otherwise a release that locks in another way would break a test unexpectedly.
+/// A library with a pinned version: otherwise a release that locks in another way would break a test
+/// unexpectedly.
 struct Library {
     /// The library's name in the registry.
     name: &'static str,
@@ -47,8 +48,8 @@ const PYPI: Registry = Registry {
     at: "==",
     language: || command("python3", &["--version"]),
     install: |folder| {
-        // Uses the same python3 as the tests. With `--target`, pip does not touch the system's packages, so Debian's pip
-        // allows this without a virtual environment.
+        // Uses the same python3 as the tests. With `--target`, pip does not touch the system's packages, so
+        // Debian's pip allows this without a virtual environment.
         let mut pip = command("python3", &["-m", "pip", "install", "--quiet", "--no-input"]);
         pip.args([
             "--disable-pip-version-check",
@@ -94,8 +95,8 @@ const SETS: &[Set] = &[
         folder: "pypi-locks",
         registry: PYPI,
         libraries: &[
-            // redis-py's `Lock` is SET NX PX with a random token, and scripts that compare the token. Needs Python
-            // 3.10.
+            // redis-py's `Lock` is SET NX PX with a random token, and scripts that compare the token. Needs
+            // Python 3.10.
             Library { name: "redis", version: "8.1.0", used_by: "the tests beside redis-py" },
             Library {
                 name: "python-dynamodb-lock",
@@ -110,8 +111,8 @@ const SETS: &[Set] = &[
         folder: AWS,
         registry: PYPI,
         libraries: &[
-            // S3 and DynamoDB in memory. moto's extra `server` installs far more; the next libraries are those that its S3
-            // needs.
+            // S3 and DynamoDB in memory. moto's extra `server` installs far more; the next libraries are
+            // those that its S3 needs.
             Library { name: "moto", version: "5.2.5", used_by: "the tests of S3 and DynamoDB" },
             Library { name: "flask", version: "3.1.2", used_by: "the same" },
             Library { name: "flask-cors", version: "6.0.1", used_by: "the same" },
@@ -131,8 +132,8 @@ const SETS: &[Set] = &[
         folder: "npm-locks",
         registry: NPM,
         libraries: &[
-            // The newest release of version 5, which the library's page recommends, and which was never more than a
-            // beta.
+            // The newest release of version 5, which the library's page recommends, and which was never more
+            // than a beta.
             Library { name: "redlock", version: "5.0.0-beta.2", used_by: "the tests beside node-redlock" },
             // redlock's page recommends ioredis. Version 5 is the newest that runs on Debian's node.
             Library { name: "ioredis", version: "5.11.1", used_by: "the same" },
@@ -167,8 +168,8 @@ const SETS: &[Set] = &[
     },
 ];
 
-/// Installs the missing libraries that the tests of `packages` need; of all packages if it is empty. If none is missing, this
-/// reads some small files and starts two programs.
+/// Installs the missing libraries that the tests of `packages` need; of all packages if it is empty. If none
+/// is missing, this reads some small files and starts two programs.
 pub(crate) fn install(packages: &[String]) -> TaskResult {
     let sets: Vec<&Set> = SETS.iter().filter(|set| is_for(set.packages, packages)).collect();
     if sets.is_empty() {
@@ -198,8 +199,8 @@ impl Set {
         for Library { name, version, used_by } in self.libraries {
             eprintln!("{name} {version} of {} is missing: needed by {used_by}", self.registry.name);
         }
-        // Installed into a temporary folder and then renamed, so that an interruption leaves no folder that looks
-        // complete.
+        // Installed into a temporary folder and then renamed, so that an interruption leaves no folder that
+        // looks complete.
         let fresh = root.join(format!("{}.new", self.folder));
         clear(&fresh)?;
         fs::create_dir_all(&fresh).map_err(|error| format!("cannot make {}: {error}", fresh.display()))?;

@@ -1,7 +1,8 @@
 //! Fuzzes the decoders (`fuzz/`), and keeps the inputs that reach new code.
 //!
-//! Responsible for small corpora: a run works on a copy, and only inputs that reach code which no smaller input reaches are
-//! added to `crates/corpus/inputs`, where the tests replay them. Needs a nightly compiler and `cargo install cargo-fuzz`.
+//! Responsible for small corpora: a run works on a copy, and only inputs that reach code which no smaller
+//! input reaches are added to `crates/corpus/inputs`, where the tests replay them. Needs a nightly compiler
+//! and `cargo install cargo-fuzz`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,12 +1,13 @@
 //! The project's own tool, run as `cargo xtask`: checks, fixes, tests and benchmarks.
 //!
-//! Responsible for calling the right tools with the right arguments in the right order, and for reporting the results.
-//! Must not contain knowledge about locks: properties of locks are checked by tests.
+//! Responsible for calling the right tools with the right arguments in the right order, and for reporting the
+//! results. Must not contain knowledge about locks: properties of locks are checked by tests.
 //!
-//! Reading order: `parts` (`verify` and `fix`), `schema` (generated code), `api` (the text of the public API), `testing`
-//! (`test`), `record` (counting tests), `weight` (tables of builds and tests), `needs`
-//! (required programs and their installation), `foreign` (libraries of other languages), `sim`, `fuzz` (the decoders), `services`
-//! (other lock services), `bench` (comparison with those), `dist` (a release's files), `book`, `process`.
+//! Reading order: `parts` (`verify` and `fix`), `schema` (generated code), `api` (the text of the public
+//! API), `testing` (`test`), `record` (counting tests), `weight` (tables of builds and tests), `needs`
+//! (required programs and their installation), `foreign` (libraries of other languages), `sim`, `fuzz` (the
+//! decoders), `services` (other lock services), `bench` (comparison with those), `dist` (a release's files),
+//! `book`, `process`.
 //!
 //! - `verify` changes no file of the project, Cargo.lock included.
 //! - Only a process that was started for its own folder is ever stopped (`services/pidfile.rs`).
@@ -74,7 +75,8 @@ enum Task {
     Generate,
     /// Run every test; first install what the tests need
     Test(Selection),
-    /// Measure the build, and print what the newest test run took, as tables of docs/benchmarks.md and docs/testing.md
+    /// Measure the build, and print what the newest test run took, as tables of docs/benchmarks.md and
+    /// docs/testing.md
     #[command(subcommand)]
     Weight(Weight),
     /// Run the simulator: a whole small world by seed (`cargo xtask sim --help` tells its options)

@@ -1,8 +1,8 @@
 //! The programs that checks, tests, services and benchmarks need besides cargo, and their installation.
 //!
-//! Responsible for the lists of programs that checks and tests need, and for an error of one line with the install
-//! command if this tool can't install them. The needs of a service are in its [`crate::services`] entry. Must not start
-//! a service.
+//! Responsible for the lists of programs that checks and tests need, and for an error of one line with the
+//! install command if this tool can't install them. The needs of a service are in its [`crate::services`]
+//! entry. Must not start a service.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -109,8 +109,8 @@ const BUILD_NEEDS: &[TestNeeds] = &[
     },
 ];
 
-/// All programs that the tests run. A test that needs another program adds it here, so that `cargo xtask test`
-/// passes on a machine that has only Rust; it is installed while they are built.
+/// All programs that the tests run. A test that needs another program adds it here, so that `cargo xtask
+/// test` passes on a machine that has only Rust; it is installed while they are built.
 const TEST_NEEDS: &[TestNeeds] = &[
     TestNeeds {
         packages: &[
@@ -210,7 +210,8 @@ const TEST_NEEDS: &[TestNeeds] = &[
     },
 ];
 
-/// Whether something for the tests of `packages` (all if empty) is needed for those of `chosen` (all if empty).
+/// Whether something for the tests of `packages` (all if empty) is needed for those of `chosen` (all if
+/// empty).
 pub(crate) fn is_for(packages: &[&str], chosen: &[String]) -> bool {
     packages.is_empty() || chosen.is_empty() || chosen.iter().any(|one| packages.contains(&one.as_str()))
 }
@@ -289,8 +290,8 @@ fn needs_of(all: &[TestNeeds], packages: &[String]) -> Vec<Need> {
         .collect()
 }
 
-/// Prints the missing programs of `needs`, and installs their packages with apt-get. Without root or apt-get, returns
-/// an error of one line with the command to run instead.
+/// Prints the missing programs of `needs`, and installs their packages with apt-get. Without root or apt-get,
+/// returns an error of one line with the command to run instead.
 ///
 /// `who_needs` begins the error's text: `the tests need`.
 pub(crate) fn install(needs: &[Need], who_needs: &str) -> TaskResult {

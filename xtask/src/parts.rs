@@ -1,7 +1,7 @@
 //! The checks of `verify`, and the fixes of `fix`.
 //!
-//! Responsible for the arguments of each check. They are defined only here, since CI calls `verify` too. `verify` must
-//! not change a file of the project, including Cargo.lock (hence `--locked`).
+//! Responsible for the arguments of each check. They are defined only here, since CI calls `verify` too.
+//! `verify` must not change a file of the project, including Cargo.lock (hence `--locked`).
 
 use std::fmt;
 use std::time::Instant;
@@ -78,8 +78,8 @@ pub(crate) fn verify(parts: &[Part]) -> TaskResult {
     if failed.is_empty() { Ok(()) } else { Err(format!("verify failed: {}", failed.join(", "))) }
 }
 
-/// Formats, applies clippy's safe fixes, and formats again. Works with uncommitted changes too, because it is meant to
-/// run before a commit.
+/// Formats, applies clippy's safe fixes, and formats again. Works with uncommitted changes too, because it is
+/// meant to run before a commit.
 pub(crate) fn fix() -> TaskResult {
     run(cargo().args(["fmt", "--all"]))?;
     let mut clippy = cargo();
@@ -120,8 +120,9 @@ fn check(part: Part) -> TaskResult {
     }
 }
 
-/// Compares the public API with its text, then builds the docs in two runs. The library and the command are both called `lockkeeper`, so their pages have the same
-/// address, and cargo warns if one run builds both. The run with the library is the last one, so that its pages remain.
+/// Compares the public API with its text, then builds the docs in two runs. The library and the command are
+/// both called `lockkeeper`, so their pages have the same address, and cargo warns if one run builds both.
+/// The run with the library is the last one, so that its pages remain.
 fn docs() -> TaskResult {
     const COMMAND: &str = "lockkeeper-cli";
     let doc = || {

@@ -1,7 +1,7 @@
 //! Starts other programs.
 //!
-//! Responsible for finding cargo, printing each command before it runs, and formatting exit statuses. Knows nothing
-//! about the purpose of a command.
+//! Responsible for finding cargo, printing each command before it runs, and formatting exit statuses. Knows
+//! nothing about the purpose of a command.
 
 use std::env;
 use std::path::Path;
@@ -26,7 +26,8 @@ pub(crate) fn cargo() -> Command {
     Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// The compiler settings for tests. If one command of a run lacks them, cargo compiles the workspace a second time.
+/// The compiler settings for tests. If one command of a run lacks them, cargo compiles the workspace a second
+/// time.
 pub(crate) const TEST_CONFIG: [&str; 2] = ["--config", ".config/tests.toml"];
 
 /// Whether this program of `cargo install` exists and runs.

@@ -63,7 +63,8 @@ pub(crate) fn cpu_of_children() -> Duration {
     of(used.user_time()) + of(used.system_time())
 }
 
-/// The file that nextest writes; `.config/nextest.toml` names it. Its folder does not follow `CARGO_TARGET_DIR`.
+/// The file that nextest writes; `.config/nextest.toml` names it. Its folder does not follow
+/// `CARGO_TARGET_DIR`.
 pub(crate) fn junit() -> TaskResult<PathBuf> {
     Ok(features::metadata()?.workspace_root.join("target/nextest/default/junit.xml").into())
 }

@@ -1,8 +1,9 @@
-//! Generates the Rust code of the protobuf schemas, which is kept in the repository, so that neither users of the crates nor
-//! the tests build a generator. Compiles the schemas with protox, in pure Rust: protoc need not be installed.
+//! Generates the Rust code of the protobuf schemas, which is kept in the repository, so that neither users of
+//! the crates nor the tests build a generator. Compiles the schemas with protox, in pure Rust: protoc need
+//! not be installed.
 //!
-//! The generator is behind the feature `generate`, which `cargo xtask generate` turns on by itself. A checksum beside the
-//! generated code covers schemas and code; a test of this module compares it.
+//! The generator is behind the feature `generate`, which `cargo xtask generate` turns on by itself. A
+//! checksum beside the generated code covers schemas and code; a test of this module compares it.
 #![cfg_attr(
     not(any(test, feature = "generate")),
     allow(dead_code, reason = "this build starts the other one")
@@ -113,7 +114,8 @@ mod generator {
     pub(super) fn wire(sources: &Path, code: &Path) -> Result<(), Box<dyn Error>> {
         const GRPC: &str = "#[cfg(feature = \"grpc\")]";
         let files = protox::compile(SCHEMAS, [sources])?;
-        // For gRPC reflection. It covers the public interface only, not the formats on disk and between nodes.
+        // For gRPC reflection. It covers the public interface only, not the formats on disk and between
+        // nodes.
         let mut public = files.clone();
         public.file.retain(|file| file.package() == "lockkeeper.v1");
         std::fs::write(code.join("lockkeeper.v1.descriptors.bin"), public.encode_to_vec())?;

@@ -1,7 +1,7 @@
 //! Runs the simulator.
 //!
-//! Responsible for building the simulator with the tests' profile: a seed that a test has printed runs the same
-//! code here, and nothing is compiled twice.
+//! Responsible for building the simulator with the tests' profile: a seed that a test has printed runs the
+//! same code here, and nothing is compiled twice.
 
 use std::ffi::OsString;
 

@@ -1,8 +1,8 @@
 //! Runs the tests of the workspace.
 //!
-//! Responsible for the order: what the tests run is installed while they are built. For a reliable count: a run without
-//! tests is a failure, and so is a runner that fails although it counted no failed test. And for the record of the run,
-//! from which `cargo xtask weight tests` makes its tables.
+//! Responsible for the order: what the tests run is installed while they are built. For a reliable count: a
+//! run without tests is a failure, and so is a runner that fails although it counted no failed test. And for
+//! the record of the run, from which `cargo xtask weight tests` makes its tables.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -32,10 +32,12 @@ pub(crate) struct Selection {
 /// The size of the tests that have several: `lockkeeper_corpus::size`. Without it they are quick.
 const SIZE: &str = "LOCKKEEPER_TEST_SIZE";
 
-/// Programs of other packages that the tests of a package start. With all packages they are built in any case.
+/// Programs of other packages that the tests of a package start. With all packages they are built in any
+/// case.
 const PROGRAMS: [(&str, &[&str]); 2] = [(COMMAND, &[LAB, "xtask"]), (LAB, &[COMMAND])];
 
-/// Installs missing programs, runs the selected tests and doctests, and prints the count as the last line of stdout.
+/// Installs missing programs, runs the selected tests and doctests, and prints the count as the last line of
+/// stdout.
 pub(crate) fn test(selection: &Selection) -> TaskResult {
     let targets = Targets::of(&selection.packages)?;
     let mut phases = Vec::new();

@@ -1,7 +1,8 @@
-//! What the project weighs: seconds and crates of builds, and the time of tests, as the tables of docs/benchmarks.md and
-//! docs/testing.md.
+//! What the project weighs: seconds and crates of builds, and the time of tests, as the tables of
+//! docs/benchmarks.md and docs/testing.md.
 //!
-//! Every build starts from an empty target directory of its own, and is offline: the registry's cache is filled before.
+//! Every build starts from an empty target directory of its own, and is offline: the registry's cache is
+//! filled before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -146,8 +147,8 @@ fn crates(args: &[&str]) -> TaskResult<usize> {
     Ok(text.lines().map(|line| line.trim_end_matches(" (*)")).collect::<BTreeSet<_>>().len())
 }
 
-/// The seconds of each crate in a page of `cargo build --timings`: a unit of two that run beside each other takes longer
-/// than alone.
+/// The seconds of each crate in a page of `cargo build --timings`: a unit of two that run beside each other
+/// takes longer than alone.
 fn by_crate(page: &str) -> TaskResult<BTreeMap<String, f64>> {
     let problem = || "`cargo build --timings` has written a page of another form".to_owned();
     let units = page

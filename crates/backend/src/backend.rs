@@ -23,8 +23,8 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// One lock service, as identified by the URL.
 ///
-/// Required: [`Backend::capabilities`] and [`Backend::session`]. The other methods have defaults; those of abilities
-/// return an [`Unsupported`] error. A backend overrides the methods of the abilities that it has.
+/// Required: [`Backend::capabilities`] and [`Backend::session`]. The other methods have defaults; those of
+/// abilities return an [`Unsupported`] error. A backend overrides the methods of the abilities that it has.
 pub trait Backend: Send + Sync + 'static {
     /// What the service can do, and what it promises. Never changes.
     fn capabilities(&self) -> &Capabilities;
@@ -37,8 +37,8 @@ pub trait Backend: Send + Sync + 'static {
         Clock::Boot
     }
 
-    /// The backend's I/O thread, if it has one. The backend's sessions then run on that thread too, so that they
-    /// process the events of their streams without delay.
+    /// The backend's I/O thread, if it has one. The backend's sessions then run on that thread too, so that
+    /// they process the events of their streams without delay.
     fn lease_thread(&self) -> Option<LeaseThread> {
         None
     }

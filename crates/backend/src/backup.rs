@@ -17,8 +17,8 @@ impl Backup {
         Self { parts }
     }
 
-    /// The next bytes of the file; `None` after the last part. The end of the file shows whether it is complete: check
-    /// it before you rely on the backup, as `lockkeeper backup` does.
+    /// The next bytes of the file; `None` after the last part. The end of the file shows whether it is
+    /// complete: check it before you rely on the backup, as `lockkeeper backup` does.
     pub async fn next(&mut self) -> Option<Result<Vec<u8>, BackendError>> {
         self.parts.recv().await
     }

@@ -1,5 +1,5 @@
-//! Types for the abilities and promises of a backend. Each backend declares its own. The contract suite measures them,
-//! and a test compares them with the backend's page (P11).
+//! Types for the abilities and promises of a backend. Each backend declares its own. The contract suite
+//! measures them, and a test compares them with the backend's page (P11).
 
 use std::fmt;
 
@@ -14,8 +14,8 @@ pub struct Capabilities {
     pub reach: Reach,
     /// Whether holds have fencing tokens.
     pub fencing: Fencing,
-    /// Whether a hold has a deadline that must be renewed. Otherwise a connection or a descriptor holds the lock, and a
-    /// stopped holder keeps it.
+    /// Whether a hold has a deadline that must be renewed. Otherwise a connection or a descriptor holds the
+    /// lock, and a stopped holder keeps it.
     pub ttl: bool,
     /// Locks shared by readers.
     pub shared: bool,
@@ -188,8 +188,8 @@ impl fmt::Display for Promise {
 }
 
 impl Capabilities {
-    /// A service on the network that has none of the other abilities, and keeps all promises. A backend writes what
-    /// differs, as `Capabilities { ttl: true, ..Capabilities::minimal("redis", fencing) }`.
+    /// A service on the network that has none of the other abilities, and keeps all promises. A backend
+    /// writes what differs, as `Capabilities { ttl: true, ..Capabilities::minimal("redis", fencing) }`.
     #[must_use]
     pub const fn minimal(backend: &'static str, fencing: Fencing) -> Self {
         Self {

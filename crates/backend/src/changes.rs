@@ -1,4 +1,5 @@
-//! Watches for lock services that say which lock has changed, but not how: each message is followed by an inspection.
+//! Watches for lock services that say which lock has changed, but not how: each message is followed by an
+//! inspection.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -14,7 +15,8 @@ use crate::info::LockInfo;
 use crate::io::LeaseThread;
 use crate::watch::{Watch, WatchEvent};
 
-/// The locks that have changed since they were last inspected: at most one entry for each lock, however often it changes.
+/// The locks that have changed since they were last inspected: at most one entry for each lock, however often
+/// it changes.
 #[derive(Clone)]
 pub struct ChangedLocks(Arc<Changed>);
 
@@ -44,8 +46,9 @@ impl ChangedLocks {
     }
 }
 
-/// Watches the locks at and below `prefix`. `open` begins to follow the service's messages; once it has begun, the future that it
-/// returns follows them until they end, and adds each changed lock. Then `list` and `inspect` are called.
+/// Watches the locks at and below `prefix`. `open` begins to follow the service's messages; once it has
+/// begun, the future that it returns follows them until they end, and adds each changed lock. Then `list` and
+/// `inspect` are called.
 pub fn watch_by_inspection<O, M>(
     thread: &LeaseThread,
     prefix: Option<LockName>,

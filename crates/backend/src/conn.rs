@@ -11,14 +11,15 @@ use crate::time::BootInstant;
 
 /// The transport of one session: a connection, a stream, a directory.
 pub trait Conn: Send + Sync + 'static {
-    /// Submits a call. The service must see a session's calls in the order of `submit` (R5), so the step that fixes the
-    /// order happens here; [`Responder::send_when`] takes the rest. `submit` itself must not block.
+    /// Submits a call. The service must see a session's calls in the order of `submit` (R5), so the step that
+    /// fixes the order happens here; [`Responder::send_when`] takes the rest. `submit` itself must not block.
     ///
-    /// A call that does not wait in a queue is answered or fails within the backend's own time limit. A waiting acquire
-    /// is answered when the request is granted or has ended.
+    /// A call that does not wait in a queue is answered or fails within the backend's own time limit. A
+    /// waiting acquire is answered when the request is granted or has ended.
     fn submit(&self, call: Call, responder: Responder);
 
-    /// Why there is no connection, or the latest call on it has no answer, for users: the node and its message.
+    /// Why there is no connection, or the latest call on it has no answer, for users: the node and its
+    /// message.
     fn trouble(&self) -> Option<String> {
         None
     }
@@ -31,9 +32,9 @@ pub trait Conn: Send + Sync + 'static {
 
 /// One call of a session.
 ///
-/// `seq` numbers a session's requests: 1, 2, 3, …. A request is repeated with its number until it is answered, and a
-/// repetition must have no second effect (R1). `done_through`: the answers to this number and to all below it have
-/// arrived, so that the service may forget them.
+/// `seq` numbers a session's requests: 1, 2, 3, …. A request is repeated with its number until it is
+/// answered, and a repetition must have no second effect (R1). `done_through`: the answers to this number and
+/// to all below it have arrived, so that the service may forget them.
 #[derive(Clone, Debug)]
 pub enum Call {
     /// Opens the session.
@@ -170,8 +171,8 @@ pub enum Push {
         /// How it ended.
         end: End,
     },
-    /// The session's stream ended at `at` without a message of the service. With `linger`, the lease is valid for at
-    /// most `linger` after `at`, until a later attach is acknowledged.
+    /// The session's stream ended at `at` without a message of the service. With `linger`, the lease is valid
+    /// for at most `linger` after `at`, until a later attach is acknowledged.
     Detached {
         /// When the client saw it.
         at: BootInstant,
@@ -194,7 +195,8 @@ pub enum Push {
 pub enum Answer {
     /// To [`Call::Open`].
     Opened,
-    /// To [`Call::KeepAlive`]: everything that the session holds is held for a full ttl from the call's sending on.
+    /// To [`Call::KeepAlive`]: everything that the session holds is held for a full ttl from the call's
+    /// sending on.
     KeptAlive,
     /// To [`Call::Acquire`]: it holds.
     Granted(Granted),

@@ -13,7 +13,8 @@ pub enum LossCause {
     Expired,
     /// The lock service ended the session.
     SessionEnded,
-    /// The lock service has no record of the hold: it was deleted by hand, or lost in a fail-over or a restart.
+    /// The lock service has no record of the hold: it was deleted by hand, or lost in a fail-over or a
+    /// restart.
     Forgotten,
     /// An operator broke it.
     Broken,
@@ -143,8 +144,8 @@ pub enum BackendErrorKind {
 }
 
 impl BackendErrorKind {
-    /// Whether the same request may succeed later: by itself, or after an operator has acted on the lock service. Otherwise
-    /// the request is wrong, and must be changed.
+    /// Whether the same request may succeed later: by itself, or after an operator has acted on the lock
+    /// service. Otherwise the request is wrong, and must be changed.
     #[must_use]
     pub const fn may_pass(self) -> bool {
         !matches!(self, Self::Refused | Self::Unsupported)

@@ -33,7 +33,8 @@ impl fmt::Debug for GrpcTls {
 
 #[cfg(feature = "grpc-tls")]
 impl GrpcTls {
-    /// The settings if the URL's scheme is `scheme`; with another one, a parameter of TLS is an error, with this hint.
+    /// The settings if the URL's scheme is `scheme`; with another one, a parameter of TLS is an error, with
+    /// this hint.
     pub fn of(
         url: &Url,
         scheme: &str,

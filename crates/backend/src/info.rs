@@ -170,8 +170,8 @@ pub struct ServiceStatus {
     pub streams: u64,
     /// The version of the table rules in force.
     pub rules: u32,
-    /// The members of the cluster, by id, as far as this node knows. Their progress, and which of them answer, is known
-    /// to the leader only.
+    /// The members of the cluster, by id, as far as this node knows. Their progress, and which of them
+    /// answer, is known to the leader only.
     pub members: Vec<NodeInfo>,
     /// Ids of removed nodes, as far as this node knows.
     pub removed: Vec<u64>,
@@ -184,7 +184,8 @@ pub struct ServiceStatus {
 /// What one setting of a lock service implies for its locks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// Whether the setting breaks a guarantee that users rely on. `says` then names the guarantee and a better setting.
+    /// Whether the setting breaks a guarantee that users rely on. `says` then names the guarantee and a
+    /// better setting.
     pub spoils: bool,
     /// The setting, its value, the consequence and the remedy.
     pub says: String,

@@ -1,8 +1,8 @@
 //! The interface between Lockkeeper and a lock service ([`Backend`]), and what lock services have in common.
 //!
-//! Whoever takes locks needs the package `lockkeeper` alone, which re-exports the types of this one that it shows. This
-//! package is for those who add a lock service: docs/write-a-backend.md leads through it, `examples/backend` is a small
-//! one.
+//! Whoever takes locks needs the package `lockkeeper` alone, which re-exports the types of this one that it
+//! shows. This package is for those who add a lock service: docs/write-a-backend.md leads through it,
+//! `examples/backend` is a small one.
 //!
 //! | file or folder | content |
 //! | --- | --- |

@@ -78,8 +78,9 @@ impl Responder {
             None => return,
         };
         if let Place::LeaseThread(thread) = &place {
-            // Polls once here, so that a call that is ready at the first poll is complete on return. The future must not depend on the current runtime, not even in this poll: a guard may be
-            // dropped outside of a runtime, or in one that is no longer driven.
+            // Polls once here, so that a call that is ready at the first poll is complete on return. The
+            // future must not depend on the current runtime, not even in this poll: a guard may be dropped
+            // outside of a runtime, or in one that is no longer driven.
             let _entered = thread.enter();
             if let Poll::Ready(result) = call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
                 return self.send(result);

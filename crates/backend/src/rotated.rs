@@ -3,8 +3,8 @@
 use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 
-/// A credential that is read again whenever it is used, which is for each new connection. While it can't be read (its file may
-/// be half written), the one that was read last stays in use.
+/// A credential that is read again whenever it is used, which is for each new connection. While it can't be
+/// read (its file may be half written), the one that was read last stays in use.
 pub struct Rotated<T>(Mutex<T>);
 
 impl<T: Clone> Rotated<T> {

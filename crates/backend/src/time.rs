@@ -10,8 +10,8 @@ use tokio::sync::Notify;
 
 /// A moment on this host's `CLOCK_BOOTTIME` (macOS: `CLOCK_MONOTONIC_RAW`), in nanoseconds since boot.
 ///
-/// Unlike [`std::time::Instant`] it keeps counting during suspend: after an hour of suspend a client sees that its
-/// lease has ended. Comparable between processes of one host until it reboots.
+/// Unlike [`std::time::Instant`] it keeps counting during suspend: after an hour of suspend a client sees
+/// that its lease has ended. Comparable between processes of one host until it reboots.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BootInstant(u64);
 
@@ -117,18 +117,19 @@ impl Clock {
 pub struct Alarm {
     clock: Clock,
     at: AtomicU64,
-    /// The time until which the waiting loop sleeps. It may be earlier than `at`: the loop then goes on sleeping.
+    /// The time until which the waiting loop sleeps. It may be earlier than `at`: the loop then goes on
+    /// sleeping.
     armed: AtomicU64,
-    /// For the virtual clock: whether the loop is processing, and not waiting for the alarm. Time does not advance
-    /// meanwhile.
+    /// For the virtual clock: whether the loop is processing, and not waiting for the alarm. Time does not
+    /// advance meanwhile.
     running: AtomicBool,
     changed: Notify,
 }
 
 impl Alarm {
-    /// Sets the alarm to ring at `at` or slightly later; `None` disables it. Callable from any thread. Wakes the waiting
-    /// loop only if that would sleep for too long: most calls are answered long before their time limit, which is set
-    /// and taken back thousands of times a second.
+    /// Sets the alarm to ring at `at` or slightly later; `None` disables it. Callable from any thread. Wakes
+    /// the waiting loop only if that would sleep for too long: most calls are answered long before their time
+    /// limit, which is set and taken back thousands of times a second.
     pub fn set(&self, at: Option<BootInstant>) {
         let at = at.map_or(u64::MAX, BootInstant::as_nanos);
         self.at.store(at, Ordering::SeqCst);
@@ -195,8 +196,8 @@ impl VirtualClock {
         BootInstant(self.state().now)
     }
 
-    /// Advances the clock and fires all timers that are due until the new time, in order of time. Returns when their
-    /// loops wait again; has no time limit.
+    /// Advances the clock and fires all timers that are due until the new time, in order of time. Returns
+    /// when their loops wait again; has no time limit.
     pub fn advance(&self, duration: Duration) {
         let mut state = self.state();
         let target = (BootInstant(state.now) + duration).0;
@@ -235,8 +236,8 @@ impl VirtualClock {
     }
 }
 
-/// A timer is armed for at most this long, then the clock is read again: the clock may jump while the timer runs (a
-/// suspend that the kernel's timer missed, a clock that a test replaces).
+/// A timer is armed for at most this long, then the clock is read again: the clock may jump while the timer
+/// runs (a suspend that the kernel's timer missed, a clock that a test replaces).
 const STEP: Duration = Duration::from_secs(1);
 
 async fn boot_sleep_until(at: BootInstant) {
@@ -268,7 +269,8 @@ async fn step(wait: Duration) {
         armed.ok().and_then(|timer| crate::io::fd::watch(OwnedFd::from(timer), Interest::READABLE).ok());
     match timer {
         Some(timer) => drop(timer.readable().await),
-        // Out of descriptors: a short sleep before the clock is read again, so that no deadline is missed by much.
+        // Out of descriptors: a short sleep before the clock is read again, so that no deadline is missed by
+        // much.
         None => tokio::time::sleep(wait.min(Duration::from_millis(10))).await,
     }
 }

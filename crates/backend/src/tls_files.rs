@@ -24,7 +24,8 @@ struct TlsPaths {
 }
 
 impl TlsFiles {
-    /// Reads the files, if the URL's scheme is `scheme`; with another one, a parameter is an error, with this hint.
+    /// Reads the files, if the URL's scheme is `scheme`; with another one, a parameter is an error, with this
+    /// hint.
     pub fn of(url: &Url, scheme: &str, hint: &'static str) -> Result<Option<Self>, ConnectError> {
         let [ca, certificate, key] =
             TLS_PARAMETERS.map(|key| url.parameter::<String>(key, "the path of a file"));

@@ -1,7 +1,7 @@
 //! URLs of lock services: `scheme://host:port,host:port/path?key=value`.
 //!
-//! The parser is our own, because general URL parsers reject a list of hosts. Errors quote the invalid part and suggest
-//! the nearest valid one.
+//! The parser is our own, because general URL parsers reject a list of hosts. Errors quote the invalid part
+//! and suggest the nearest valid one.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -203,8 +203,9 @@ impl Url {
         self.password.is_some() || SECRET.iter().any(|key| self.query.contains_key(*key))
     }
 
-    /// Takes the password from the file or the environment variable that a parameter names, if there is one: a URL is shown
-    /// in lists of processes. Not for services without passwords, where these are unknown parameters as any other.
+    /// Takes the password from the file or the environment variable that a parameter names, if there is one:
+    /// a URL is shown in lists of processes. Not for services without passwords, where these are unknown
+    /// parameters as any other.
     ///
     /// # Errors
     /// [`UrlError::BadPart`] if there is another password, or none to be found there.
@@ -373,7 +374,8 @@ fn password(text: String) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// The begin of a file's text: one byte more than `bytes_max`, so that the caller can recognize a longer file.
+/// The begin of a file's text: one byte more than `bytes_max`, so that the caller can recognize a longer
+/// file.
 pub fn read_begin(file: &str, bytes_max: usize) -> std::io::Result<String> {
     use std::io::Read;
     let mut text = String::new();
@@ -398,7 +400,8 @@ fn without_password(text: &str) -> String {
 
 fn without_login(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("//") else { return text.to_owned() };
-    // Up to the last `@` at any position: the text may be an invalid URL because its password contains `/` or `?`.
+    // Up to the last `@` at any position: the text may be an invalid URL because its password contains `/` or
+    // `?`.
     match rest.rsplit_once('@').and_then(|(login, end)| Some((login.split_once(':')?.0, end))) {
         Some((user, end)) => format!("{scheme}//{user}:{HIDDEN}@{end}"),
         None => text.to_owned(),
@@ -440,8 +443,8 @@ pub fn percent_decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// ` (did you mean …?)`, if one of `known` is similar: it begins with `text`, or `text` begins with it, or the edit
-/// distance is at most half of its length.
+/// ` (did you mean …?)`, if one of `known` is similar: it begins with `text`, or `text` begins with it, or
+/// the edit distance is at most half of its length.
 pub fn did_you_mean(text: &str, known: &[&str], suffix: &str) -> String {
     let begins =
         |candidate: &&&str| text.len() > 1 && (candidate.starts_with(text) || text.starts_with(**candidate));

@@ -25,14 +25,14 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// A watch whose events arrive by this channel. It may be bounded: a slow reader may miss intermediate states of
-    /// a lock, never its last one.
+    /// A watch whose events arrive by this channel. It may be bounded: a slow reader may miss intermediate
+    /// states of a lock, never its last one.
     pub fn new(events: Receiver<Result<WatchEvent, BackendError>>) -> Self {
         Self { events }
     }
 
-    /// The next event. After an error or `None` nothing follows: start a new watch, which sends the state again. A slow
-    /// reader may miss intermediate states, never the last one.
+    /// The next event. After an error or `None` nothing follows: start a new watch, which sends the state
+    /// again. A slow reader may miss intermediate states, never the last one.
     pub async fn next(&mut self) -> Option<Result<WatchEvent, BackendError>> {
         self.events.recv().await
     }

@@ -1,5 +1,5 @@
-//! All exit codes of the program. `docs/cli.md` lists the same codes, with their meanings for users; a test checks that
-//! no code is missing there.
+//! All exit codes of the program. `docs/cli.md` lists the same codes, with their meanings for users; a test
+//! checks that no code is missing there.
 
 use std::io::{ErrorKind, Write};
 use std::sync::Arc;
@@ -9,41 +9,41 @@ use lockkeeper::{AcquireError, BackendError, BackendErrorKind, ConnectError, Uns
 
 /// Success.
 pub const OK: u8 = 0;
-/// A negative result. `check-token`, `break`: the token is not current. `torture`: updates were lost, a token did not
-/// rise, or the run tested nothing.
+/// A negative result. `check-token`, `break`: the token is not current. `torture`: updates were lost, a token
+/// did not rise, or the run tested nothing.
 pub const NO: u8 = 1;
 /// Wrong arguments, names, URLs or option values.
 pub const USAGE: u8 = 64;
-/// A lock service, or the server of a fence, is unreachable or did not answer. `serve`: the listen address can't be
-/// bound. `torture`: the workers made no progress, or the resource can't be used.
+/// A lock service, or the server of a fence, is unreachable or did not answer. `serve`: the listen address
+/// can't be bound. `torture`: the workers made no progress, or the resource can't be used.
 pub const UNAVAILABLE: u8 = 69;
 /// Internal error: usually a bug in this program. `run`: the guardian was killed or could not be started.
 pub const INTERNAL: u8 = 70;
-/// A lock directory, a data directory, a status file or the ledger of `torture` can't be created; `restore`, and `serve`
-/// without data: the data directory is not empty.
+/// A lock directory, a data directory, a status file or the ledger of `torture` can't be created; `restore`,
+/// and `serve` without data: the data directory is not empty.
 pub const CANNOT_CREATE: u8 = 73;
-/// Reading or writing failed (for example, the disk is full), or the stored data are damaged or newer than this
-/// program.
+/// Reading or writing failed (for example, the disk is full), or the stored data are damaged or newer than
+/// this program.
 pub const IO: u8 = 74;
-/// `run`, `doctor`: the lock was not free, or not within the wait limit (for `run`, `--busy-exit` changes the code).
-/// `break --wait`: the hold has not ended within the wait limit.
-/// `serve`: another process has the address or the data directory.
+/// `run`, `doctor`: the lock was not free, or not within the wait limit (for `run`, `--busy-exit` changes the
+/// code). `break --wait`: the hold has not ended within the wait limit. `serve`: another process has the
+/// address or the data directory.
 pub const BUSY: u8 = 75;
-/// `run`: the lock was lost before the command was started or while it ran (`--lost-exit` changes the code); or its
-/// lease was to end within the grace, so the command was not started.
+/// `run`: the lock was lost before the command was started or while it ran (`--lost-exit` changes the code);
+/// or its lease was to end within the grace, so the command was not started.
 pub const LOST: u8 = 76;
-/// Permission denied: by a file or directory mode, or a read-only filesystem; or by the lock service, which refuses the
-/// password, or whose user lacks a permission.
+/// Permission denied: by a file or directory mode, or a read-only filesystem; or by the lock service, which
+/// refuses the password, or whose user lacks a permission.
 pub const PERMISSION: u8 = 77;
-/// No lock directory is configured and no default can be determined. `serve`: a new data directory needs a lower bound
-/// for its first token, and the clock can't provide one; or this node may not run with its data, for example because
-/// the data belong to another node, or the node was removed from its cluster. `restore`: the clock is behind the
-/// backup.
+/// No lock directory is configured and no default can be determined. `serve`: a new data directory needs a
+/// lower bound for its first token, and the clock can't provide one; or this node may not run with its data,
+/// for example because the data belong to another node, or the node was removed from its cluster. `restore`:
+/// the clock is behind the backup.
 pub const CONFIG: u8 = 78;
 /// `fence`: the token is stale.
 pub const STALE: u8 = 79;
-/// `doctor`, `cluster status`: a node does not answer or knows no leader, or a setting of the lock service spoils a
-/// promise.
+/// `doctor`, `cluster status`: a node does not answer or knows no leader, or a setting of the lock service
+/// spoils a promise.
 pub const UNHEALTHY: u8 = 80;
 /// `run`: the command can't be executed.
 pub const NOT_EXECUTABLE: u8 = 126;
@@ -86,7 +86,8 @@ impl Failure {
         Self { code, message: message.into(), may_pass: false }
     }
 
-    /// The failure of something for a URL scheme whose cargo feature is off; it names the command that builds it in.
+    /// The failure of something for a URL scheme whose cargo feature is off; it names the command that builds
+    /// it in.
     #[must_use]
     pub fn not_compiled_in(scheme: &str, feature: &'static str) -> Self {
         Self::new(USAGE, UrlError::NotCompiledIn { scheme: scheme.to_owned(), feature }.to_string())
@@ -98,7 +99,8 @@ impl Failure {
         Self::new(code_of(error).unwrap_or(fallback), format!("{doing}: {error}"))
     }
 
-    /// Prints the message on standard error, as JSON if data are printed as JSON too, and returns the exit code.
+    /// Prints the message on standard error, as JSON if data are printed as JSON too, and returns the exit
+    /// code.
     #[must_use]
     pub fn report(&self, as_json: bool) -> u8 {
         match self.message.as_str() {
@@ -114,7 +116,8 @@ impl Failure {
     }
 }
 
-/// The error message followed by those of its sources, on one line; a source whose text is already included is left out.
+/// The error message followed by those of its sources, on one line; a source whose text is already included
+/// is left out.
 #[must_use]
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

@@ -1,7 +1,7 @@
 //! Traces for a collector, by OTLP over gRPC (`--otlp`).
 //!
-//! Traces never delay or fail a lock: spans wait in bounded queues, and threads of their own send them. A collector that does
-//! not accept them is reported once. `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES` and
+//! Traces never delay or fail a lock: spans wait in bounded queues, and threads of their own send them. A
+//! collector that does not accept them is reported once. `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES` and
 //! `OTEL_EXPORTER_OTLP_HEADERS` work as OpenTelemetry defines them.
 
 mod node;
@@ -26,7 +26,8 @@ pub(crate) use run::{RunTraces, traceparent};
 const TRACER: &str = "lockkeeper";
 /// A collector that can't be connected to within this time is out of reach.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
-/// A batch that the collector has not taken after this time is lost. Less than [`FLUSH`], so that the loss is reported.
+/// A batch that the collector has not taken after this time is lost. Less than [`FLUSH`], so that the loss is
+/// reported.
 const EXPORT_LIMIT: Duration = Duration::from_millis(1_500);
 /// How long a process that ends waits for its last spans to be sent.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -43,7 +44,8 @@ pub(crate) struct CollectorExporter {
     runtime: ExportRuntime,
 }
 
-/// The thread that carries a connection. Its end is not awaited, since it may be dropped on a thread of another runtime.
+/// The thread that carries a connection. Its end is not awaited, since it may be dropped on a thread of
+/// another runtime.
 #[derive(Debug)]
 struct ExportRuntime(Option<Runtime>);
 
@@ -98,7 +100,8 @@ fn channel(url: &str) -> Result<Channel, tonic::transport::Error> {
     Ok(endpoint.connect_lazy())
 }
 
-/// What the spans of this process have in common. `service` is its name, unless the environment gives another one.
+/// What the spans of this process have in common. `service` is its name, unless the environment gives another
+/// one.
 fn resource(service: &'static str) -> Resource {
     let given = Resource::builder().build();
     let name = given.get(&Key::from_static_str("service.name"));

@@ -1,5 +1,5 @@
-//! Output: text or JSON data on standard output only, messages on standard error. Help texts and tables are coloured
-//! on a terminal, unless `NO_COLOR` is set.
+//! Output: text or JSON data on standard output only, messages on standard error. Help texts and tables are
+//! coloured on a terminal, unless `NO_COLOR` is set.
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -14,9 +14,9 @@ pub fn say(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr().lock(), "lockkeeper: {}", printable(&text.to_string()));
 }
 
-/// The text on one line that shows what it contains: labels, values, reasons and names are chosen by other clients, and
-/// could otherwise forge lines, reverse their direction, or command the terminal. Control, format and separator characters
-/// become `\n`, `\u{202e}` and so on.
+/// The text on one line that shows what it contains: labels, values, reasons and names are chosen by other
+/// clients, and could otherwise forge lines, reverse their direction, or command the terminal. Control,
+/// format and separator characters become `\n`, `\u{202e}` and so on.
 #[must_use]
 pub fn printable(text: &str) -> String {
     let shown = ['\\', '"', '\''];

@@ -26,7 +26,8 @@ pub fn locks_url(given: Option<&str>, local: bool) -> Result<String, Failure> {
         return Ok(given.to_owned());
     }
     let (dir, whom) = default_dir()?;
-    // Without a terminal the line is in the mail of a cron job: there it is printed only when the directory is made.
+    // Without a terminal the line is in the mail of a cron job: there it is printed only when the directory
+    // is made.
     if !local && (stderr().is_terminal() || !dir.exists()) {
         crate::output::say(format_args!(
             "the locks are in {}, for {whom} on this host only (--local silences this line; --locks URL names another \
@@ -41,8 +42,8 @@ pub fn locks_url(given: Option<&str>, local: bool) -> Result<String, Failure> {
     Ok(format!("file://{path}"))
 }
 
-/// Returns the address of Lockkeeper's own service, for commands that have no other. Those that refuse the default
-/// directory of this host would speak of a directory that nobody has named.
+/// Returns the address of Lockkeeper's own service, for commands that have no other. Those that refuse the
+/// default directory of this host would speak of a directory that nobody has named.
 ///
 /// # Errors
 /// No address was given.
@@ -57,8 +58,8 @@ pub fn shown(url: &str) -> String {
     url.parse::<lockkeeper::url::Url>().map_or_else(|error| error.to_string(), |url| url.to_string())
 }
 
-/// Whether an argument of ours contains a password: other users of the machine can see arguments. Those of the command that
-/// runs under the lock are not ours.
+/// Whether an argument of ours contains a password: other users of the machine can see arguments. Those of
+/// the command that runs under the lock are not ours.
 pub fn shows_password(arguments: impl IntoIterator<Item = OsString>) -> bool {
     let ours = arguments.into_iter().take_while(|argument| argument != "--");
     ours.filter_map(|argument| argument.into_string().ok()).any(|argument| {
@@ -76,9 +77,9 @@ fn encoded(byte: u8) -> String {
     }
 }
 
-/// The shared directory if there is one: locks in another directory would exclude nobody who uses it, so one that can't be
-/// used is an error. Otherwise a directory of this user; of root, who may run jobs for the whole host, only if its HOME is
-/// set and its own.
+/// The shared directory if there is one: locks in another directory would exclude nobody who uses it, so one
+/// that can't be used is an error. Otherwise a directory of this user; of root, who may run jobs for the
+/// whole host, only if its HOME is set and its own.
 fn default_dir() -> Result<(PathBuf, &'static str), Failure> {
     const EVERYONE: &str = "everyone who may write there";
     let shared = Path::new(SHARED_DIR);
@@ -149,8 +150,8 @@ fn make_shared(dir: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Connects with a label that contains user, host, process id and program: a command of ours, or the one that runs
-/// under the lock. All clients of the lock service can read it, so it never contains arguments.
+/// Connects with a label that contains user, host, process id and program: a command of ours, or the one that
+/// runs under the lock. All clients of the lock service can read it, so it never contains arguments.
 ///
 /// # Errors
 /// The lock service can't be used.

@@ -7,8 +7,8 @@ use comfy_table::{Attribute, Cell, Color, ColumnConstraint, ContentArrangement, 
 use crate::exit::Failure;
 use crate::output;
 
-/// Columns whose cells may be split over several lines in a narrow terminal: texts of any length. The others, such as
-/// tokens, are copied by people.
+/// Columns whose cells may be split over several lines in a narrow terminal: texts of any length. The others,
+/// such as tokens, are copied by people.
 const SPLIT: [&str; 4] = ["NAME", "OWNER", "NOTE", "STATE"];
 /// Spaces before and behind a cell.
 const PADDING: (u16, u16) = (0, 2);

@@ -1,7 +1,8 @@
-//! Elections on our own service: how soon observers hear of a change, and how soon a leader whose process was killed is replaced.
+//! Elections on our own service: how soon observers hear of a change, and how soon a leader whose process was
+//! killed is replaced.
 //!
-//! `cargo bench -p lockkeeper --bench election`. The service runs in this process, and syncs to the disk of the build. The leader
-//! that is killed is another process; its connection is closed by the kernel.
+//! `cargo bench -p lockkeeper --bench election`. The service runs in this process, and syncs to the disk of
+//! the build. The leader that is killed is another process; its connection is closed by the kernel.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -64,7 +65,8 @@ async fn until(observed: &mut LeaderWatch, value: &[u8]) -> Instant {
     }
 }
 
-/// For each proclamation and each observer, the time from the call until the observer returns the value. Observers are separate clients.
+/// For each proclamation and each observer, the time from the call until the observer returns the value.
+/// Observers are separate clients.
 async fn changes(url: &str) -> Vec<Duration> {
     let locks = Locks::connect(url).await.expect("a service");
     let leads = election(&locks).campaign("0").await.expect("elected");

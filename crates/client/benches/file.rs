@@ -1,7 +1,8 @@
-//! Cost of a `file:` lock compared with its physical minimum: a bare flock, a counter written and synced, an unlock.
+//! Cost of a `file:` lock compared with its physical minimum: a bare flock, a counter written and synced, an
+//! unlock.
 //!
-//! `cargo bench -p lockkeeper --bench file`. Both run alternately in one process, so that the disk's varying latency
-//! affects both alike. The result is the ratio of the medians.
+//! `cargo bench -p lockkeeper --bench file`. Both run alternately in one process, so that the disk's varying
+//! latency affects both alike. The result is the ratio of the medians.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;

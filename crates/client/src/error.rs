@@ -42,16 +42,18 @@ pub enum VerifyError {
     /// The hold is lost.
     #[error(transparent)]
     Lost(#[from] Lost),
-    /// The service did not answer, or refused to for a reason that may pass; the hold remains valid until its deadline.
+    /// The service did not answer, or refused to for a reason that may pass; the hold remains valid until its
+    /// deadline.
     #[error("the lock service did not confirm the hold, which can be relied on until its deadline, not longer{}", because(.why))]
     NoAnswer {
-        /// What the lock service, or the connection to it, said last; `None` if the backend does not report it.
+        /// What the lock service, or the connection to it, said last; `None` if the backend does not report
+        /// it.
         why: Option<Arc<str>>,
     },
 }
 
-/// The reason why a hold was not changed, or perhaps not: see [`Guard::set_value`](crate::Guard::set_value) and
-/// [`Guard::downgrade`](crate::Guard::downgrade). The hold is as valid as before unless it is lost.
+/// The reason why a hold was not changed, or perhaps not: see [`Guard::set_value`](crate::Guard::set_value)
+/// and [`Guard::downgrade`](crate::Guard::downgrade). The hold is as valid as before unless it is lost.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChangeError {
@@ -67,7 +69,8 @@ pub enum ChangeError {
     /// The service did not confirm the change, which may have been made (P12). Asking again does no harm.
     #[error("the lock service did not confirm the change; it may have been made, and asking again does no harm{}", because(.why))]
     NoAnswer {
-        /// What the lock service, or the connection to it, said last; `None` if the backend does not report it.
+        /// What the lock service, or the connection to it, said last; `None` if the backend does not report
+        /// it.
         why: Option<Arc<str>>,
     },
 }
@@ -109,7 +112,8 @@ pub enum AcquireError {
     /// The backend refused or failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// The backend did not answer, or refused every attempt for a reason that passes by itself. Nothing was acquired.
+    /// The backend did not answer, or refused every attempt for a reason that passes by itself. Nothing was
+    /// acquired.
     #[error("{}", unserved(.waited, .why))]
     Unreachable {
         /// The duration of the attempts.
@@ -117,8 +121,8 @@ pub enum AcquireError {
         /// The error of the latest attempt, if the backend reports one.
         why: Option<Arc<str>>,
     },
-    /// A request was sent and no answer arrived: the lock may be held by this client for up to its ttl (P12). The
-    /// client keeps trying to release it.
+    /// A request was sent and no answer arrived: the lock may be held by this client for up to its ttl (P12).
+    /// The client keeps trying to release it.
     #[error("the lock service gave no certain answer for {}; the lock may be held until its ttl has passed{}", brief(.waited), because(.why))]
     Ambiguous {
         /// The duration of the attempts.
@@ -169,11 +173,12 @@ pub enum ReleaseError {
     /// The hold was lost before the release: another client may have held the lock meanwhile.
     #[error("the lock was lost before it was released: {}; check what you wrote with its token", .0.why())]
     AlreadyLost(Lost),
-    /// No answer arrived, or a refusal that may pass. The client keeps trying to release; the lock is free no later than
-    /// when its ttl has passed (P12).
+    /// No answer arrived, or a refusal that may pass. The client keeps trying to release; the lock is free no
+    /// later than when its ttl has passed (P12).
     #[error("the release was not confirmed; the lock is free at the latest when its ttl has passed{}", because(.why))]
     Ambiguous {
-        /// What the lock service, or the connection to it, said last; `None` if the backend does not report it.
+        /// What the lock service, or the connection to it, said last; `None` if the backend does not report
+        /// it.
         why: Option<Arc<str>>,
     },
 }

@@ -34,7 +34,8 @@ impl<F: Kind> Guard<F> {
         Self { inner: Arc::new(GuardInner { backend, hold }), kind: PhantomData }
     }
 
-    /// Fires when the hold is lost: no later than its deadline, from a timer that does not depend on I/O (P5).
+    /// Fires when the hold is lost: no later than its deadline, from a timer that does not depend on I/O
+    /// (P5).
     #[must_use]
     pub fn lost(&self) -> CancellationToken {
         self.inner.hold.lost().clone()
@@ -46,7 +47,8 @@ impl<F: Kind> Guard<F> {
         self.valid_until().err().map(|lost| lost.cause)
     }
 
-    /// The hold's deadline, which moves forward as keep-alives are acknowledged. `None` if the hold has no deadline.
+    /// The hold's deadline, which moves forward as keep-alives are acknowledged. `None` if the hold has no
+    /// deadline.
     ///
     /// # Errors
     /// [`Lost`] if the hold is lost, for any cause.
@@ -54,8 +56,8 @@ impl<F: Kind> Guard<F> {
         self.inner.hold.valid_until()
     }
 
-    /// Waits until [`Guard::valid_until`] differs from `known`, and returns it: for programs that pass the deadline on
-    /// to another process. Cancel-safe.
+    /// Waits until [`Guard::valid_until`] differs from `known`, and returns it: for programs that pass the
+    /// deadline on to another process. Cancel-safe.
     ///
     /// # Errors
     /// [`Lost`] once the hold is lost.
@@ -63,8 +65,8 @@ impl<F: Kind> Guard<F> {
         self.inner.hold.valid_until_changes(known).await
     }
 
-    /// Why the hold's lease is not renewed at present, as the lock service or the connection to it said last: the hold is lost at
-    /// its deadline if this does not pass. `None` while renewals succeed.
+    /// Why the hold's lease is not renewed at present, as the lock service or the connection to it said last:
+    /// the hold is lost at its deadline if this does not pass. `None` while renewals succeed.
     #[must_use]
     pub fn trouble(&self) -> Option<Arc<str>> {
         self.inner.hold.trouble()
@@ -86,8 +88,8 @@ impl<F: Kind> Guard<F> {
         }
     }
 
-    /// Checks with the lock service that the hold is live. One round trip. The answer may be stale on arrival: only a fence
-    /// gives a guarantee.
+    /// Checks with the lock service that the hold is live. One round trip. The answer may be stale on
+    /// arrival: only a fence gives a guarantee.
     ///
     /// # Errors
     /// [`VerifyError`].
@@ -96,8 +98,8 @@ impl<F: Kind> Guard<F> {
     }
 
     /// Replaces the value of this hold, which others read by [`Locks::inspect`](crate::Locks::inspect) and
-    /// [`Locks::watch`](crate::Locks::watch): for example the address of a leader. At most 4,096 bytes; empty at first.
-    /// One round trip. If the future is dropped, the value may or may not be set.
+    /// [`Locks::watch`](crate::Locks::watch): for example the address of a leader. At most 4,096 bytes; empty
+    /// at first. One round trip. If the future is dropped, the value may or may not be set.
     ///
     /// # Errors
     /// [`ChangeError`]; [`ChangeError::Unsupported`] if the lock service has no values.
@@ -106,8 +108,8 @@ impl<F: Kind> Guard<F> {
         self.change(can, "keep a value of a hold", HoldChange::SetValue(value.into().into())).await
     }
 
-    /// Makes an exclusive hold a shared one, without letting any other exclusive holder in between: waiting readers are
-    /// granted at once. The token stays the same. No effect on a shared hold. One round trip.
+    /// Makes an exclusive hold a shared one, without letting any other exclusive holder in between: waiting
+    /// readers are granted at once. The token stays the same. No effect on a shared hold. One round trip.
     ///
     /// At a fence, a section that was entered as exclusive stays that; enter again as shared.
     ///
@@ -137,21 +139,21 @@ impl<F: Kind> Guard<F> {
         &self.inner.hold.granted.permits
     }
 
-    /// The token as a number for display and logs; `None` if the backend issues none. To fence writes, connect with
-    /// [`Locks::fenced`](crate::Locks::fenced) and use [`Guard::token`].
+    /// The token as a number for display and logs; `None` if the backend issues none. To fence writes,
+    /// connect with [`Locks::fenced`](crate::Locks::fenced) and use [`Guard::token`].
     #[must_use]
     pub fn token_hint(&self) -> Option<Token> {
         self.inner.hold.granted.token
     }
 
-    /// Another guard of the same hold, for code that is called under it and takes a guard of its own. The hold is
-    /// released with its last guard.
+    /// Another guard of the same hold, for code that is called under it and takes a guard of its own. The
+    /// hold is released with its last guard.
     pub fn reenter(&self) -> Self {
         Self { inner: self.inner.clone(), kind: PhantomData }
     }
 
-    /// Releases the lock and waits for the answer. While other guards from [`Guard::reenter`] exist, only drops this
-    /// one.
+    /// Releases the lock and waits for the answer. While other guards from [`Guard::reenter`] exist, only
+    /// drops this one.
     ///
     /// If the future is dropped, the release continues in the background.
     ///
@@ -166,8 +168,9 @@ impl<F: Kind> Guard<F> {
         lost.map_or(released, |lost| Err(ReleaseError::AlreadyLost(lost)))
     }
 
-    /// Descriptors that keep this hold alive in any process that has them, even after this process has died (`file:`).
-    /// The guard owns them: duplicate or inherit them, do not close them. Empty where no descriptor holds the lock.
+    /// Descriptors that keep this hold alive in any process that has them, even after this process has died
+    /// (`file:`). The guard owns them: duplicate or inherit them, do not close them. Empty where no
+    /// descriptor holds the lock.
     #[must_use]
     pub fn descriptors(&self) -> Vec<std::os::fd::RawFd> {
         self.inner.hold.descriptors()
@@ -179,8 +182,8 @@ impl<F: Kind> Guard<F> {
 }
 
 impl Guard<Fenced> {
-    /// The fencing token of this hold, higher than the token of every earlier hold of the lock (P2). Send it with every
-    /// write.
+    /// The fencing token of this hold, higher than the token of every earlier hold of the lock (P2). Send it
+    /// with every write.
     #[must_use]
     pub fn token(&self) -> Token {
         let token = self.inner.hold.granted.token;

@@ -9,10 +9,10 @@
 //! ```
 //!
 //! # Enter before you read
-//! A holder that stalls for longer than its lease does not notice that another client has acquired the lock. Every
-//! write therefore carries the hold's fencing token, and the resource rejects tokens below the highest one it has seen.
-//! Checking writes alone still loses updates, because the data read earlier may be stale. A fenced section therefore
-//! *enters* the fence before it reads:
+//! A holder that stalls for longer than its lease does not notice that another client has acquired the lock.
+//! Every write therefore carries the hold's fencing token, and the resource rejects tokens below the highest
+//! one it has seen. Checking writes alone still loses updates, because the data read earlier may be stale. A
+//! fenced section therefore *enters* the fence before it reads:
 //!
 //! ```
 //! use std::time::Duration;
@@ -40,28 +40,31 @@
 //! ```
 //!
 //! [`Locks::fenced`] checks once whether the lock service issues tokens, and returns an error if it does not.
-//! `Guard::token` exists only on [`Guard`]`<`[`Fenced`]`>`, so code that needs a token does not compile without one.
+//! `Guard::token` exists only on [`Guard`]`<`[`Fenced`]`>`, so code that needs a token does not compile
+//! without one.
 //!
 //! # Loss
-//! A hold depends on a lease, which a thread of the library renews. If no renewal is acknowledged in time, the hold is
-//! lost at its deadline, before any other client can acquire the lock (P5): [`Guard::lost`] fires, and [`Guard::check`]
-//! and [`Guard::valid_until`] return the loss without I/O. A loss is final: stop the work and acquire again.
-//! [`Lock::run`] then returns [`HoldError::Lost`] unless its body has failed; [`OnLost`] selects how the body is treated. A hold
-//! is also lost by an operator's break, after [`Lock::max_hold`], and by [`Locks::shutdown`]; [`LossCause`] gives the
-//! reason.
+//! A hold depends on a lease, which a thread of the library renews. If no renewal is acknowledged in time,
+//! the hold is lost at its deadline, before any other client can acquire the lock (P5): [`Guard::lost`]
+//! fires, and [`Guard::check`] and [`Guard::valid_until`] return the loss without I/O. A loss is final: stop
+//! the work and acquire again. [`Lock::run`] then returns [`HoldError::Lost`] unless its body has failed;
+//! [`OnLost`] selects how the body is treated. A hold is also lost by an operator's break, after
+//! [`Lock::max_hold`], and by [`Locks::shutdown`]; [`LossCause`] gives the reason.
 //!
-//! Deadlines are measured on [`BootInstant`], which keeps counting during suspend. No decision depends on a wall clock.
+//! Deadlines are measured on [`BootInstant`], which keeps counting during suspend. No decision depends on a
+//! wall clock.
 //!
 //! # Runtime and cancellation
-//! The async API needs a tokio runtime with I/O and time enabled for waiting and for [`Locks::shutdown`]. Renewals run
-//! on a separate thread: a blocked or starved runtime does not lose locks. Guards may be dropped anywhere, including
-//! outside of a runtime and after the runtime has ended; dropping never waits for a network. Programs without a runtime use
-//! [`blocking`].
+//! The async API needs a tokio runtime with I/O and time enabled for waiting and for [`Locks::shutdown`].
+//! Renewals run on a separate thread: a blocked or starved runtime does not lose locks. Guards may be dropped
+//! anywhere, including outside of a runtime and after the runtime has ended; dropping never waits for a
+//! network. Programs without a runtime use [`blocking`].
 //!
-//! After the future of [`Lock::acquire`] was dropped at any await point, the client ends the hold or the queued request
-//! in the background, and likewise a dropped [`Guard`]. [`Locks::shutdown`] waits for that; if the process ends first,
-//! they end with their ttl. Dropping the future of [`Guard::release`] lets the release continue in the background. A future that is kept alive but not polled
-//! may hold the lock without returning it.
+//! After the future of [`Lock::acquire`] was dropped at any await point, the client ends the hold or the
+//! queued request in the background, and likewise a dropped [`Guard`]. [`Locks::shutdown`] waits for that; if
+//! the process ends first, they end with their ttl. Dropping the future of [`Guard::release`] lets the
+//! release continue in the background. A future that is kept alive but not polled may hold the lock without
+//! returning it.
 //!
 //! Promises are cited as P1–P12 (`docs/SAFETY.md`), rules by the numbers of `docs/table-rules.md` (N1, R4 …).
 //!

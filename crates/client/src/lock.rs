@@ -48,7 +48,8 @@ pub enum OnLost {
     AbortProcess,
 }
 
-/// A lock that can be acquired. Created by [`Locks`](crate::Locks); each option method returns the changed lock.
+/// A lock that can be acquired. Created by [`Locks`](crate::Locks); each option method returns the changed
+/// lock.
 #[derive(Clone)]
 #[must_use = "a lock does nothing until it is acquired"]
 pub struct Lock<F: Kind = Unfenced> {
@@ -123,8 +124,9 @@ impl<F: Kind> Lock<F> {
         self
     }
 
-    /// Session ttl: how long the hold outlives its last keep-alive. 1 s to 1 h, 30 s by default; renewed every third of
-    /// it. Has no effect where a descriptor or a connection holds the lock ([`Capabilities::ttl`]).
+    /// Session ttl: how long the hold outlives its last keep-alive. 1 s to 1 h, 30 s by default; renewed
+    /// every third of it. Has no effect where a descriptor or a connection holds the lock
+    /// ([`Capabilities::ttl`]).
     pub fn ttl(self, ttl: Duration) -> Self {
         self.with(|options| options.ttl = ttl)
     }
@@ -144,50 +146,50 @@ impl<F: Kind> Lock<F> {
         self.with(|options| options.subtree = true)
     }
 
-    /// Maximum duration of a hold, so that a hung holder does not renew forever. After it the hold counts as lost, and
-    /// it ends when the grace period is over: [`Lock::run`] and [`Guard::release`] then report the loss even if the
-    /// section stops within the grace. Unlimited by default, for leaders that work for days. For a section of
-    /// known length, about ten times its usual duration is a good value.
+    /// Maximum duration of a hold, so that a hung holder does not renew forever. After it the hold counts as
+    /// lost, and it ends when the grace period is over: [`Lock::run`] and [`Guard::release`] then report the
+    /// loss even if the section stops within the grace. Unlimited by default, for leaders that work for days.
+    /// For a section of known length, about ten times its usual duration is a good value.
     pub fn max_hold(self, max: Duration) -> Self {
         self.with(|options| options.max_hold = Some(max))
     }
 
-    /// Minimum duration of a hold, from its grant on, so that hosts whose clocks differ do not run a short job one after the
-    /// other. At most 24 h. [`Guard::release`] and [`Lock::run`] wait for the rest of it; for a dropped guard it passes in
-    /// the background, unless [`Locks::shutdown`](crate::Locks::shutdown) comes first. If the holder dies, the lock
-    /// stays closed for as long after the hold's end, as by [`Lock::lock_delay`], for at most 1 h and where the lock
-    /// service has it.
+    /// Minimum duration of a hold, from its grant on, so that hosts whose clocks differ do not run a short
+    /// job one after the other. At most 24 h. [`Guard::release`] and [`Lock::run`] wait for the rest of it;
+    /// for a dropped guard it passes in the background, unless [`Locks::shutdown`](crate::Locks::shutdown)
+    /// comes first. If the holder dies, the lock stays closed for as long after the hold's end, as by
+    /// [`Lock::lock_delay`], for at most 1 h and where the lock service has it.
     pub fn min_hold(self, min: Duration) -> Self {
         self.with(|options| options.min_hold = min)
     }
 
-    /// Keeps the lock closed for this duration after the hold has ended for any reason: at most one hold per interval,
-    /// even if the holder dies. At most 24 h.
+    /// Keeps the lock closed for this duration after the hold has ended for any reason: at most one hold per
+    /// interval, even if the holder dies. At most 24 h.
     pub fn keep_closed(self, duration: Duration) -> Self {
         self.with(|options| options.keep_closed = duration)
     }
 
-    /// Keeps the lock closed for this duration after a hold that ended because its session expired: the holder vanished
-    /// without a release. At most 1 h.
+    /// Keeps the lock closed for this duration after a hold that ended because its session expired: the
+    /// holder vanished without a release. At most 1 h.
     pub fn lock_delay(self, delay: Duration) -> Self {
         self.with(|options| options.lock_delay = delay)
     }
 
-    /// Frees the lock this long after the holder's connection was closed from the holder's side, instead of after the
-    /// whole ttl. If a middlebox closes the connection, the service takes that for a close by the holder, and the hold
-    /// can end before its holder notices (an exception to P5).
+    /// Frees the lock this long after the holder's connection was closed from the holder's side, instead of
+    /// after the whole ttl. If a middlebox closes the connection, the service takes that for a close by the
+    /// holder, and the hold can end before its holder notices (an exception to P5).
     pub fn linger(self, linger: Duration) -> Self {
         self.with(|options| options.linger = linger)
     }
 
-    /// Minimum remaining validity of a grant. A grant that arrives with less is released and requested again, never
-    /// returned.
+    /// Minimum remaining validity of a grant. A grant that arrives with less is released and requested again,
+    /// never returned.
     pub fn min_validity(self, need: Duration) -> Self {
         self.with(|options| options.min_validity = need)
     }
 
-    /// Grace period between the signal of a loss with advance notice (`max_hold`, a break) and the end of the hold. By
-    /// default a sixth of the ttl, or 5 s where holds have no ttl.
+    /// Grace period between the signal of a loss with advance notice (`max_hold`, a break) and the end of the
+    /// hold. By default a sixth of the ttl, or 5 s where holds have no ttl.
     pub fn grace(self, grace: Duration) -> Self {
         self.with(|options| options.grace = Some(grace))
     }
@@ -197,18 +199,20 @@ impl<F: Kind> Lock<F> {
         self.with(|options| options.on_lost = on_lost)
     }
 
-    /// The value of the hold from its grant on, as by [`Guard::set_value`]. At most 4,096 bytes; empty by default.
+    /// The value of the hold from its grant on, as by [`Guard::set_value`]. At most 4,096 bytes; empty by
+    /// default.
     pub fn value(self, value: impl Into<Vec<u8>>) -> Self {
         self.with(|options| options.value = value.into())
     }
 
-    /// Adds a key and value that describe the hold's purpose to operators. Keys must not contain `=`, neither part may
-    /// contain line breaks; 1 KiB in all.
+    /// Adds a key and value that describe the hold's purpose to operators. Keys must not contain `=`, neither
+    /// part may contain line breaks; 1 KiB in all.
     pub fn meta(self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.with(|options| options.meta.push((key.into(), value.into())))
     }
 
-    /// Callback for the number of waiters ahead: called on every report of the backend, and at least once when queued.
+    /// Callback for the number of waiters ahead: called on every report of the backend, and at least once
+    /// when queued.
     pub fn on_queued(self, tell: impl Fn(u64) + Send + Sync + 'static) -> Self {
         self.with(|options| options.on_queued = Some(Arc::new(tell)))
     }
@@ -220,8 +224,8 @@ impl<F: Kind> Lock<F> {
 
     /// Acquires the lock, and waits for it as configured by [`Lock::wait`].
     ///
-    /// Cancel-safe: if the future is dropped at any await point, the client ends the hold or the queued request in the
-    /// background.
+    /// Cancel-safe: if the future is dropped at any await point, the client ends the hold or the queued
+    /// request in the background.
     ///
     /// # Errors
     /// [`AcquireError`]; nothing is held then, unless the variant is [`AcquireError::Ambiguous`].
@@ -230,8 +234,8 @@ impl<F: Kind> Lock<F> {
     }
 
     /// Acquires the lock if it is free; `None` if it is not: [`Lock::acquire`] with [`Wait::No`] returns an
-    /// [`AcquireError::Busy`] that says who holds it. If the lock service does not answer, gives up after 10 s
-    /// or the ttl, whichever is shorter.
+    /// [`AcquireError::Busy`] that says who holds it. If the lock service does not answer, gives up after 10
+    /// s or the ttl, whichever is shorter.
     ///
     /// # Errors
     /// [`AcquireError`], but never [`AcquireError::Busy`].
@@ -243,8 +247,8 @@ impl<F: Kind> Lock<F> {
         }
     }
 
-    /// Runs `body` under the lock and releases the lock afterwards. The body should watch [`Guard::lost`] and pass
-    /// [`Guard::token`] to its fence: `enter` before it reads the data that it will write.
+    /// Runs `body` under the lock and releases the lock afterwards. The body should watch [`Guard::lost`] and
+    /// pass [`Guard::token`] to its fence: `enter` before it reads the data that it will write.
     ///
     /// The body's error may be of any type that can be made from a [`HoldError`], such as `anyhow::Error`:
     ///
@@ -299,10 +303,10 @@ impl<F: Kind> Lock<F> {
     /// ```
     ///
     /// # Errors
-    /// The body's own error, whether or not the lock was lost as well; a fence that refuses a token returns one. Otherwise
-    /// [`HoldError`]: the lock was not acquired, or it was lost before its release, and the body's value is dropped. A
-    /// release without an answer is no error: the work was done under the lock, which is free at the latest when its ttl
-    /// has passed.
+    /// The body's own error, whether or not the lock was lost as well; a fence that refuses a token returns
+    /// one. Otherwise [`HoldError`]: the lock was not acquired, or it was lost before its release, and the
+    /// body's value is dropped. A release without an answer is no error: the work was done under the lock,
+    /// which is free at the latest when its ttl has passed.
     pub async fn run<T, E: From<HoldError>>(
         &self,
         body: impl AsyncFnOnce(Held<'_, F>) -> Result<T, E>,
@@ -445,8 +449,8 @@ impl<F: Kind> Lock<F> {
             meta_bytes: encode_meta(&options.meta).len(),
         };
         acquire.check()?;
-        // Just before a renewal, which is due every third of the ttl, two thirds are left, less the margin for clock
-        // drift.
+        // Just before a renewal, which is due every third of the ttl, two thirds are left, less the margin
+        // for clock drift.
         let validity_max = options.ttl * 65 / 100;
         if can.ttl && options.min_validity > validity_max {
             let allowed = format!("at most {validity_max:?} (65 % of the ttl) can be had; use a longer ttl");

@@ -37,8 +37,8 @@ pub(crate) struct Core {
 #[derive(Default)]
 struct LocksState {
     lease_thread: Option<LeaseThread>,
-    /// One session per distinct spec, shared by all locks of the client: the cost of keep-alives does not grow with the
-    /// locks.
+    /// One session per distinct spec, shared by all locks of the client: the cost of keep-alives does not
+    /// grow with the locks.
     sessions: BTreeMap<Spec, Arc<Session>>,
     /// Sessions without renewal belong to one hold each. They are kept here so that a shutdown finds them.
     unshared: Vec<Weak<Session>>,
@@ -59,8 +59,8 @@ impl Locks<Unfenced> {
     /// Creates a client of the lock service at `url`: `file:///dir`, `memory:`, …
     ///
     /// # Errors
-    /// [`ConnectError`]: the URL is invalid, or the lock service lacks an ability that the URL requests, or is
-    /// unreachable.
+    /// [`ConnectError`]: the URL is invalid, or the lock service lacks an ability that the URL requests, or
+    /// is unreachable.
     pub async fn connect(url: &str) -> Result<Self, ConnectError> {
         Self::connect_as(url, &default_label()).await
     }
@@ -87,7 +87,8 @@ impl Locks<Unfenced> {
     /// Converts the client to one on which every hold has a token.
     ///
     /// # Errors
-    /// [`Unsupported`] if this lock service issues no tokens (P11). Acquires on the returned client need no such check.
+    /// [`Unsupported`] if this lock service issues no tokens (P11). Acquires on the returned client need no
+    /// such check.
     pub fn fenced(self) -> Result<Locks<Fenced>, Unsupported> {
         match self.capabilities().has_tokens() {
             true => Ok(Locks { core: self.core, kind: PhantomData }),
@@ -111,8 +112,8 @@ impl<F: Kind> Locks<F> {
         }
     }
 
-    /// A lock with up to `permits` holders at a time. All clients must give the same number, unless a limit is stored
-    /// for the name.
+    /// A lock with up to `permits` holders at a time. All clients must give the same number, unless a limit
+    /// is stored for the name.
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Lock<F> {
         self.lock(parse(name), Mode::Permit { of: Some(permits) })
     }
@@ -139,14 +140,15 @@ impl<F: Kind> Locks<F> {
         Partitions::new(self.clone(), self.core.backend.clone(), name.as_ref(), count)
     }
 
-    /// A lock that at most `count` holders get within any time of length `per`: a semaphore whose permits stay closed for `per` after
-    /// their holds. Release a permit at once if only the beginnings count; while it is held, it counts for longer.
+    /// A lock that at most `count` holders get within any time of length `per`: a semaphore whose permits
+    /// stay closed for `per` after their holds. Release a permit at once if only the beginnings count; while
+    /// it is held, it counts for longer.
     pub fn rate(&self, name: impl AsRef<str>, count: u32, per: Duration) -> Lock<F> {
         self.semaphore(name, count).keep_closed(per)
     }
 
-    /// A name that is split into `stripes` locks, for keys that need not exclude each other: a busy name becomes several that are less
-    /// busy.
+    /// A name that is split into `stripes` locks, for keys that need not exclude each other: a busy name
+    /// becomes several that are less busy.
     ///
     /// # Panics
     /// If `stripes` is 0.
@@ -204,7 +206,8 @@ impl<F: Kind> Locks<F> {
         self.core.backend.break_hold(order).await
     }
 
-    /// Checked here for all backends, so that none is called for an operation on tokens that it does not issue (P11).
+    /// Checked here for all backends, so that none is called for an operation on tokens that it does not
+    /// issue (P11).
     fn needs_tokens(&self, what: &'static str) -> Result<(), BackendError> {
         match self.capabilities().has_tokens() {
             true => Ok(()),
@@ -219,7 +222,8 @@ impl<F: Kind> Locks<F> {
     /// The live sessions of the service, by id, for operators.
     ///
     /// # Errors
-    /// [`BackendError`]; [`BackendErrorKind::Unsupported`] where the service has no sessions or does not list them.
+    /// [`BackendError`]; [`BackendErrorKind::Unsupported`] where the service has no sessions or does not list
+    /// them.
     pub async fn sessions(&self) -> Result<Vec<SessionInfo>, BackendError> {
         self.administration("list sessions")?.sessions().await
     }
@@ -232,12 +236,12 @@ impl<F: Kind> Locks<F> {
         self.core.backend.watch(prefix.map(LockName::parse).transpose()?)
     }
 
-    /// Stores a semaphore's limit, which overrides the limits given in requests; `None` removes it. After a reduction,
-    /// permits in excess are not revoked: the number falls as they are released.
+    /// Stores a semaphore's limit, which overrides the limits given in requests; `None` removes it. After a
+    /// reduction, permits in excess are not revoked: the number falls as they are released.
     ///
     /// # Errors
-    /// [`BackendError`]. With [`BackendErrorKind::Unreachable`] the limit may have been stored: check it, then repeat
-    /// the call.
+    /// [`BackendError`]. With [`BackendErrorKind::Unreachable`] the limit may have been stored: check it,
+    /// then repeat the call.
     pub async fn set_limit(&self, name: impl AsRef<str>, permits: Option<u32>) -> Result<(), BackendError> {
         permits.map_or(Ok(()), validate::permits)?;
         self.administration("store a number of permits")?
@@ -249,7 +253,8 @@ impl<F: Kind> Locks<F> {
     /// `lockkeeper restore` makes a new cluster from its file.
     ///
     /// # Errors
-    /// [`BackendErrorKind::Unsupported`] where the service makes no backups. Other errors arrive in place of a part.
+    /// [`BackendErrorKind::Unsupported`] where the service makes no backups. Other errors arrive in place of
+    /// a part.
     pub fn backup(&self) -> Result<Backup, BackendError> {
         self.administration("make a backup")?.backup()
     }
@@ -262,8 +267,9 @@ impl<F: Kind> Locks<F> {
         self.administration("list its nodes")?.cluster().await
     }
 
-    /// Changes the members of the cluster. The change is in force on return: an added node is a learner first and a
-    /// voter later; a removed node is leaving. [`Locks::cluster`] shows the progress. Repeating a change has no effect.
+    /// Changes the members of the cluster. The change is in force on return: an added node is a learner first
+    /// and a voter later; a removed node is leaving. [`Locks::cluster`] shows the progress. Repeating a
+    /// change has no effect.
     ///
     /// # Errors
     /// [`BackendError`]; the message of [`BackendErrorKind::Refused`] gives the reason.
@@ -271,8 +277,8 @@ impl<F: Kind> Locks<F> {
         self.administration("change its nodes")?.change_members(change).await
     }
 
-    /// Transfers the leadership of the service to node `to`, or else to the voter with the longest log; returns the new
-    /// leader. Clients reconnect on their own.
+    /// Transfers the leadership of the service to node `to`, or else to the voter with the longest log;
+    /// returns the new leader. Clients reconnect on their own.
     ///
     /// # Errors
     /// [`BackendError`]; the message of [`BackendErrorKind::Refused`] gives the reason.
@@ -288,8 +294,8 @@ impl<F: Kind> Locks<F> {
         self.administration("say how it is")?.status().await
     }
 
-    /// The status of every node: those of the URL in its order, then the members that they name. Needs no majority. A
-    /// node that does not answer takes up to 5 s; all are called at once.
+    /// The status of every node: those of the URL in its order, then the members that they name. Needs no
+    /// majority. A node that does not answer takes up to 5 s; all are called at once.
     ///
     /// # Errors
     /// [`BackendErrorKind::Unsupported`] where the service is not Lockkeeper's own.

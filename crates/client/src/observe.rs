@@ -1,5 +1,5 @@
-//! Metrics, through the `metrics` facade: outcomes and durations. Names are listed in `docs/metrics.md`. And the span of an
-//! acquire, for the lock service.
+//! Metrics, through the `metrics` facade: outcomes and durations. Names are listed in `docs/metrics.md`. And
+//! the span of an acquire, for the lock service.
 
 use std::time::Duration;
 

@@ -1,7 +1,8 @@
-//! Driver of one session's [`Machine`]: feeds it events and the time, executes its calls, and notifies its callers.
+//! Driver of one session's [`Machine`]: feeds it events and the time, executes its calls, and notifies its
+//! callers.
 //!
-//! All decisions are made by the machine. A caller's calls run on the caller's runtime, all others on the lease thread
-//! ([`io`](crate::io)).
+//! All decisions are made by the machine. A caller's calls run on the caller's runtime, all others on the
+//! lease thread ([`io`](crate::io)).
 //!
 //! Calls leave in the order of their seqs, under one mutex (R5). It is held for a few hundred nanoseconds
 //! with every backend but `file:`, and an acquire or a release does not wait for it: input that arrives while
@@ -55,8 +56,8 @@ struct SessionInner {
     inbox: Inbox,
 }
 
-/// Inputs that arrived while another thread held the state's lock; that thread processes them. Blocking on the lock
-/// would give up the processor for a critical section of a few hundred nanoseconds.
+/// Inputs that arrived while another thread held the state's lock; that thread processes them. Blocking on
+/// the lock would give up the processor for a critical section of a few hundred nanoseconds.
 #[derive(Default)]
 struct Inbox {
     inputs: Mutex<VecDeque<Input>>,
@@ -68,7 +69,8 @@ struct Inbox {
 enum Input {
     /// A caller requests a hold.
     Acquire(Key, Caller, AcquireLimits),
-    /// A caller releases its hold. The place is where the release runs, which may differ from where the acquire ran.
+    /// A caller releases its hold. The place is where the release runs, which may differ from where the
+    /// acquire ran.
     Release(Key, Place),
     /// A caller's future or guard was dropped.
     Abandon(Key),
@@ -80,8 +82,8 @@ enum Input {
 
 struct SessionState {
     machine: Machine,
-    /// The connection of the present session. Each session has its own, so that a late answer or push of an earlier
-    /// session is never applied to this one.
+    /// The connection of the present session. Each session has its own, so that a late answer or push of an
+    /// earlier session is never applied to this one.
     conn: Arc<dyn Conn>,
     generation: u64,
     /// Whether a session was opened before. Each further one gets a new connection.
@@ -167,7 +169,8 @@ impl Session {
         Arc::new(Self(inner))
     }
 
-    /// Requests a hold and waits for it. Cancel-safe: dropped at any await point, it leaves nothing held or queued.
+    /// Requests a hold and waits for it. Cancel-safe: dropped at any await point, it leaves nothing held or
+    /// queued.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
         request: Arc<AcquireRequest>,
@@ -191,7 +194,8 @@ impl Session {
         self.0.clock.now()
     }
 
-    /// Why a call was not served: its refusal, or else why there is no connection or the latest call has no answer.
+    /// Why a call was not served: its refusal, or else why there is no connection or the latest call has no
+    /// answer.
     pub(crate) fn reason(&self, refusal: Option<&BackendError>) -> Option<Arc<str>> {
         let trouble = || self.0.with_state(|state| state.conn.clone()).trouble();
         refusal.map(BackendError::to_string).or_else(trouble).map(Into::into)
@@ -236,8 +240,8 @@ async fn session_loop(
 }
 
 impl SessionInner {
-    /// Feeds the machine and performs its outputs: on this thread, or on the thread that holds the state's lock. Calls
-    /// are submitted in the machine's order, because they are submitted under that lock (R5).
+    /// Feeds the machine and performs its outputs: on this thread, or on the thread that holds the state's
+    /// lock. Calls are submitted in the machine's order, because they are submitted under that lock (R5).
     fn input(self: &Arc<Self>, input: Input) {
         match self.try_state() {
             Some(mut state) => self.work_off(&mut state, Some(input)),
@@ -269,8 +273,8 @@ impl SessionInner {
     /// Drains the inbox if the lock is free; otherwise the lock's holder drains it after unlocking.
     fn catch_up(self: &Arc<Self>) {
         loop {
-            // With this fence, either the thread that filled the inbox sees the lock free, or the thread that freed the
-            // lock sees the inbox filled.
+            // With this fence, either the thread that filled the inbox sees the lock free, or the thread that
+            // freed the lock sees the inbox filled.
             fence(Ordering::SeqCst);
             if self.inbox.is_empty() {
                 return;
@@ -337,7 +341,8 @@ impl SessionInner {
         self.feed(state, event);
     }
 
-    /// Records why the lease is not renewed, and why a caller's call is not served: the machine knows only that it is not.
+    /// Records why the lease is not renewed, and why a caller's call is not served: the machine knows only
+    /// that it is not.
     fn note(&self, state: &SessionState, call: CallId, result: &CallResult) {
         match (state.machine.kind_of(call), result) {
             (Some(CallKind::Open { .. } | CallKind::KeepAlive), result) => {

@@ -143,7 +143,8 @@ async fn multi(subject: &impl Subject) -> bool {
     let a = attempt(two.mutex("abilities/multi/a")).await;
     let b = attempt(two.mutex("abilities/multi/b")).await;
     let joined = attempt(two.mutex("abilities/multi/aabilities/multi/b")).await;
-    // The third name detects a client that joins the names to one key (as rslock does), which locks neither of them.
+    // The third name detects a client that joins the names to one key (as rslock does), which locks neither
+    // of them.
     both.is_held() && a.is_busy() && b.is_busy() && joined.is_held()
 }
 
@@ -334,7 +335,8 @@ async fn downgrade(subject: &impl Subject) -> bool {
     true
 }
 
-/// Whether a change is unsupported, which must be a clear error (P11); fails if it could not be made for another reason.
+/// Whether a change is unsupported, which must be a clear error (P11); fails if it could not be made for
+/// another reason.
 fn is_unsupported(changed: &Result<(), ChangeError>) -> bool {
     match changed {
         Ok(()) => false,

@@ -1,5 +1,6 @@
-//! Faults between a client and the lock service of others, and refusals of the service in its own words: a hold is kept while
-//! its ttl allows, a waiter is granted the lock afterwards, and errors carry what the service said last.
+//! Faults between a client and the lock service of others, and refusals of the service in its own words: a
+//! hold is kept while its ttl allows, a waiter is granted the lock afterwards, and errors carry what the
+//! service said last.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The contract suite: the abilities and promises of a lock service are *measured* here, and compared with its
-//! `Capabilities`, and with its page (P11). Ours are in `docs/backends/`.
+//! The contract suite: the abilities and promises of a lock service are *measured* here, and compared with
+//! its `Capabilities`, and with its page (P11). Ours are in `docs/backends/`.
 //!
 //! A lock service passes the suite with a [`Subject`] and a call of [`contract!`] in a test of its package.
 
@@ -18,9 +18,9 @@ pub use faults::Fault;
 pub use lockkeeper_rig::{Faults, Protocol, ServiceRefusal};
 pub use subject::{Subject, start_waiting, until, until_waiting};
 
-/// Defines the tests of some subjects, each in a module of its own, so that the name of a failed test shows which of them
-/// failed: abilities, promises and recipes; with `page` also the tables of its page, a path below the package, and their column;
-/// with `faults` also what it survives.
+/// Defines the tests of some subjects, each in a module of its own, so that the name of a failed test shows
+/// which of them failed: abilities, promises and recipes; with `page` also the tables of its page, a path
+/// below the package, and their column; with `faults` also what it survives.
 ///
 /// ```ignore
 /// lockkeeper_contract::contract! {

@@ -1,7 +1,7 @@
 //! Measures by scenarios which of P1–P12 (docs/SAFETY.md) a backend keeps.
 //!
-//! Each promise has a common case and, where there is one, a hard case. A promise declared as kept needs both to
-//! succeed; as kept on a condition, only the common case; as not kept, the common case must fail.
+//! Each promise has a common case and, where there is one, a hard case. A promise declared as kept needs both
+//! to succeed; as kept on a condition, only the common case; as not kept, the common case must fail.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -176,12 +176,12 @@ async fn p5_knows_first(subject: &impl Subject) -> bool {
     true
 }
 
-/// A keep-alive that overtakes an acquire of the same session does not renew the hold at the service, so it must not
-/// extend the lease deadline that the client assumes for that hold: after a network cut, the client still considers the
-/// hold lost before the next client is granted the lock.
+/// A keep-alive that overtakes an acquire of the same session does not renew the hold at the service, so it
+/// must not extend the lease deadline that the client assumes for that hold: after a network cut, the client
+/// still considers the hold lost before the next client is granted the lock.
 async fn p5_overtaken(subject: &impl Subject) -> bool {
-    // A keep-alive is sent every 4 s (ttl/3), and an attempt to acquire fails after 2 s (ttl/6) or, at a server of a
-    // Redlock, 0.6 s (ttl/20). So the attempt is sent only when the next keep-alive is near.
+    // A keep-alive is sent every 4 s (ttl/3), and an attempt to acquire fails after 2 s (ttl/6) or, at a
+    // server of a Redlock, 0.6 s (ttl/20). So the attempt is sent only when the next keep-alive is near.
     let (name, ttl) = ("promises/p5/overtaken", 12 * SECOND);
     if !subject.hold_back(name) {
         return true;
@@ -190,7 +190,8 @@ async fn p5_overtaken(subject: &impl Subject) -> bool {
     let locks = subject.client(label).await;
     let lock = |name: &str| locks.mutex(name).ttl(ttl);
     let other = lock("promises/p5/other").acquire().await.unwrap();
-    // If the backend opens a connection for the caller's runtime, this acquire does so, and the delayed one need not.
+    // If the backend opens a connection for the caller's runtime, this acquire does so, and the delayed one
+    // need not.
     lock("promises/p5/warm").acquire().await.unwrap().release().await.unwrap();
     until("the next keep-alive is near", async || other.check(ttl * 7 / 10).is_err().then_some(())).await;
     let before = other.valid_until();
@@ -282,10 +283,11 @@ async fn p8_dead_waiter(subject: &impl Subject) -> bool {
     gave_up && second.await.unwrap().is_ok()
 }
 
-/// A stall of the service ends no session: waiters stay queued and are granted their locks afterwards, holders past their
-/// lease deadlines report the loss, and new acquires succeed.
+/// A stall of the service ends no session: waiters stay queued and are granted their locks afterwards,
+/// holders past their lease deadlines report the loss, and new acquires succeed.
 ///
-/// Several locks, since a waiter that ends does so by what it does at the moment of its deadline: one alone may have luck.
+/// Several locks, since a waiter that ends does so by what it does at the moment of its deadline: one alone
+/// may have luck.
 async fn p9_stall(subject: &impl Subject) -> bool {
     let locks = subject.client("holds").await;
     let (mut holders, mut waiters) = (Vec::new(), Vec::new());
@@ -295,8 +297,8 @@ async fn p9_stall(subject: &impl Subject) -> bool {
         let waits = subject.client(&format!("waits for {number}")).await.mutex(&*name);
         waiters.push(start_waiting(waits, &locks, &name).await);
     }
-    // A waiter's silence counts from the end of a look that gets no answer: it begins up to 5 s into the stall, and takes 5 s.
-    // With the ttl of 30 s, that is 40 s.
+    // A waiter's silence counts from the end of a look that gets no answer: it begins up to 5 s into the
+    // stall, and takes 5 s. With the ttl of 30 s, that is 40 s.
     let stalled = subject.stall(50 * SECOND);
     let losses: Vec<Option<LossCause>> = holders.iter().map(Guard::loss).collect();
     let know = !stalled || losses.iter().all(|loss| *loss == Some(LossCause::Expired));
@@ -337,21 +339,22 @@ async fn p11_said_once(subject: &impl Subject) -> bool {
         && (can.lock_delay || refused(locks.mutex(name).lock_delay(SECOND)).await)
 }
 
-/// A release whose call is lost is not reported as successful unless the lock is free. It is retried in the background
-/// until the lock is free.
+/// A release whose call is lost is not reported as successful unless the lock is free. It is retried in the
+/// background until the lock is free.
 async fn p12_unknown(subject: &impl Subject) -> bool {
     let name = "promises/p12";
     let locks = subject.client("releases").await;
     let held = locks.mutex(name).acquire().await.unwrap();
     if !subject.lose_calls(1) {
-        // No call can be lost here, or the client resends it on its next connection: the release must succeed.
+        // No call can be lost here, or the client resends it on its next connection: the release must
+        // succeed.
         return held.release().await.is_ok();
     }
     let said = held.release().await;
     let honest = match said {
         Err(ReleaseError::Ambiguous { .. }) => true,
-        // The lost call was another one (such as a keep-alive), or the library has found out the outcome. Then the lock
-        // must be free.
+        // The lost call was another one (such as a keep-alive), or the library has found out the outcome.
+        // Then the lock must be free.
         Ok(()) => {
             let looks = subject.client("looks").await;
             until("somebody looks", async || looks.inspect(name).await.ok()).await.holders.is_empty()

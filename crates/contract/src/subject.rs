@@ -6,14 +6,15 @@ use lockkeeper::{AcquireError, BackendErrorKind, Guard, Lock, Locks};
 use lockkeeper_rig::{Faults, ServiceRefusal};
 use tokio::task::JoinHandle;
 
-/// A backend under test. A fault that does not exist for every backend is injected by a method that returns whether
-/// callers of this one can notice the fault.
+/// A backend under test. A fault that does not exist for every backend is injected by a method that returns
+/// whether callers of this one can notice the fault.
 #[expect(async_fn_in_trait, reason = "its futures are polled where they are made")]
 pub trait Subject: Sync {
     /// The URL scheme.
     fn scheme(&self) -> &'static str;
 
-    /// The ttl of holds for [`Subject::take_away`], if it waits until they expire: short, to keep the suite fast.
+    /// The ttl of holds for [`Subject::take_away`], if it waits until they expire: short, to keep the suite
+    /// fast.
     fn ttl(&self) -> Option<Duration> {
         None
     }
@@ -26,12 +27,13 @@ pub trait Subject: Sync {
     /// Opens a separate client, whose holds exclude those of the others.
     async fn client(&self, label: &str) -> Locks;
 
-    /// Creates a client that holds `name` with these options, and then ends it like a crashed process, without a
-    /// release. Returns once the service can have ended the hold.
+    /// Creates a client that holds `name` with these options, and then ends it like a crashed process,
+    /// without a release. Returns once the service can have ended the hold.
     async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration);
 
-    /// Makes the client `label` lose its hold of `name`: by cutting it off until the hold expires or its connection is
-    /// terminated, or by an operator's break, to which it responds. May return before the lock is free.
+    /// Makes the client `label` lose its hold of `name`: by cutting it off until the hold expires or its
+    /// connection is terminated, or by an operator's break, to which it responds. May return before the lock
+    /// is free.
     async fn take_away(&self, label: &str, name: &str);
 
     /// The proxies between clients and the service, if there are any.
@@ -49,14 +51,15 @@ pub trait Subject: Sync {
         self.faults().map(|faults| faults.lose_answers(count)).is_some()
     }
 
-    /// Loses the next calls. `false`: there is no network in between, or the client resends lost calls unnoticed.
+    /// Loses the next calls. `false`: there is no network in between, or the client resends lost calls
+    /// unnoticed.
     fn lose_calls(&self, count: u32) -> bool {
         self.faults().map(|faults| faults.lose_calls(count)).is_some()
     }
 
-    /// Holds back the next attempt to acquire `name`, or its commit at the service, until [`Subject::let_go`], while
-    /// keep-alives are acknowledged. `false`: a keep-alive cannot overtake an attempt here, or there are no
-    /// keep-alives.
+    /// Holds back the next attempt to acquire `name`, or its commit at the service, until
+    /// [`Subject::let_go`], while keep-alives are acknowledged. `false`: a keep-alive cannot overtake an
+    /// attempt here, or there are no keep-alives.
     fn hold_back(&self, _name: &str) -> bool {
         false
     }
@@ -76,7 +79,8 @@ pub trait Subject: Sync {
         panic!("{} has one address", self.scheme())
     }
 
-    /// The errors with which the service refuses for a while, and their kinds. Those of kind `Unreachable` pass by themselves.
+    /// The errors with which the service refuses for a while, and their kinds. Those of kind `Unreachable`
+    /// pass by themselves.
     fn refusals(&self) -> &'static [(BackendErrorKind, ServiceRefusal)] {
         &[]
     }
@@ -130,8 +134,8 @@ pub async fn until_waiting(locks: &Locks, name: &str, count: usize) {
     .await;
 }
 
-/// Starts to acquire a lock that is held. Returns once the request waits: it was told so, or it is shown as the only waiter, as a
-/// lock service has waiters that it does not show, or does not tell them.
+/// Starts to acquire a lock that is held. Returns once the request waits: it was told so, or it is shown as
+/// the only waiter, as a lock service has waiters that it does not show, or does not tell them.
 pub async fn start_waiting(lock: Lock, locks: &Locks, name: &str) -> JoinHandle<Result<Guard, AcquireError>> {
     let (told_in, mut told) = tokio::sync::mpsc::unbounded_channel();
     let lock = lock.on_queued(move |position| {

@@ -10,8 +10,8 @@ use crate::subject::until;
 
 const WAITERS: u64 = 8;
 
-/// Several waiters of one session, which sends one renewal for all. In one round of keep-alives, each of them may take so many bytes
-/// in both directions; the client may send two pieces for each.
+/// Several waiters of one session, which sends one renewal for all. In one round of keep-alives, each of them
+/// may take so many bytes in both directions; the client may send two pieces for each.
 pub async fn waiters_rest(scheme: &str, port: u16, bytes_max: u64) {
     let server = SocketAddr::from(([127, 0, 0, 1], port));
     let faults = Faults::default();

@@ -1,9 +1,9 @@
-//! Benchmarks of the table: an uncontended acquire and finish, a release with many waiters, snapshots in pieces and
-//! their restore, and memory.
+//! Benchmarks of the table: an uncontended acquire and finish, a release with many waiters, snapshots in
+//! pieces and their restore, and memory.
 //!
-//! Run with `cargo bench -p lockkeeper-core`. First the program prints the bytes per held lock, counted by its own
-//! allocator, and the bytes per lock of a snapshot; then divan measures times. Names are 32 pseudo-random bytes from a
-//! fixed sequence and are not reused, so that no run profits from a cached name.
+//! Run with `cargo bench -p lockkeeper-core`. First the program prints the bytes per held lock, counted by
+//! its own allocator, and the bytes per lock of a snapshot; then divan measures times. Names are 32
+//! pseudo-random bytes from a fixed sequence and are not reused, so that no run profits from a cached name.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::RefCell;
@@ -17,12 +17,14 @@ use lockkeeper_core::{
     SnapshotProgress, Table,
 };
 
-/// The system allocator, with a count of the bytes that are allocated now: the requested sizes, without overhead.
+/// The system allocator, with a count of the bytes that are allocated now: the requested sizes, without
+/// overhead.
 struct Counting;
 
 static BYTES_OUT: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is passed to the system allocator unchanged; the counter accesses no memory of the caller.
+// SAFETY: every call is passed to the system allocator unchanged; the counter accesses no memory of the
+// caller.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES_OUT.fetch_add(layout.size(), Ordering::Relaxed);
@@ -32,15 +34,16 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         BYTES_OUT.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: `pointer` came from `alloc` or `realloc` here, and so from the system allocator, with this layout.
+        // SAFETY: `pointer` came from `alloc` or `realloc` here, and so from the system allocator, with this
+        // layout.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         BYTES_OUT.fetch_add(size, Ordering::Relaxed);
         BYTES_OUT.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: `pointer` came from `alloc` or `realloc` here, and so from the system allocator, with this layout,
-        // and the caller guarantees a valid `size`.
+        // SAFETY: `pointer` came from `alloc` or `realloc` here, and so from the system allocator, with this
+        // layout, and the caller guarantees a valid `size`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
@@ -105,9 +108,9 @@ impl Bench {
         bench
     }
 
-    /// A table with `count` held locks, some of them with a name of two segments. Most of the first locks are released
-    /// and replaced by others, in batches, so that requests, names and texts are scattered over the memory, each in
-    /// another order.
+    /// A table with `count` held locks, some of them with a name of two segments. Most of the first locks are
+    /// released and replaced by others, in batches, so that requests, names and texts are scattered over the
+    /// memory, each in another order.
     fn with_held_all_over_the_memory(count: usize) -> Self {
         let mut bench = Self::new();
         let mut held: Vec<Seq> = (0..count).map(|_| bench.acquire_one_of_two_kinds()).collect();
@@ -193,10 +196,10 @@ fn acquire_and_finish_a_free_lock_beside_held_ones(bencher: Bencher<'_, '_>, hel
         });
 }
 
-/// One lock is held, and `waiters` requests wait for it. Measures the release, which grants the first waiter; the
-/// next sample releases the hold of that waiter. Outside of the measured part, a new request joins the end of the
-/// queue for each one released. A sample has one release: with more, divan would prepare their inputs in advance,
-/// and the queue would be longer than `waiters`.
+/// One lock is held, and `waiters` requests wait for it. Measures the release, which grants the first waiter;
+/// the next sample releases the hold of that waiter. Outside of the measured part, a new request joins the
+/// end of the queue for each one released. A sample has one release: with more, divan would prepare their
+/// inputs in advance, and the queue would be longer than `waiters`.
 fn end_with_waiters(bencher: Bencher<'_, '_>, waiters: usize, held: usize) {
     let mut bench = Bench::with_held(held);
     let name = LockName::parse("orders/42").expect("a legal name");
@@ -240,7 +243,8 @@ fn snapshot_of_held_locks(bencher: Bencher<'_, '_>, held: usize) {
     bencher.counter(ItemsCount::new(held)).bench_local(|| bench.table.snapshot());
 }
 
-/// The time of one piece: no command is applied while it is written. The recommended budget takes less than 2 ms.
+/// The time of one piece: no command is applied while it is written. The recommended budget takes less than 2
+/// ms.
 #[divan::bench(args = [1_000, 5_000, 10_000, 20_000], sample_size = 1, sample_count = 1000)]
 fn piece_of_a_walk_over_a_million_held_locks(bencher: Bencher<'_, '_>, budget: usize) {
     let bench = RefCell::new(Bench::with_held_all_over_the_memory(1_000_000));
@@ -253,7 +257,8 @@ fn piece_of_a_walk_over_a_million_held_locks(bencher: Bencher<'_, '_>, budget: u
             }
         })
         .bench_local_values(|()| {
-            // A new buffer for each piece, because in production the disk worker takes ownership of the buffer.
+            // A new buffer for each piece, because in production the disk worker takes ownership of the
+            // buffer.
             let mut piece = Vec::new();
             let _state = black_box(bench.borrow_mut().table.snapshot_piece(budget, &mut piece));
             piece
@@ -326,8 +331,8 @@ fn acquire_and_finish_beside_a_million_held_ones_and_a_walk(bencher: Bencher<'_,
         });
 }
 
-/// Releases of held locks. With `walking`, a snapshot began after they were acquired, so the old state of each must be
-/// saved first.
+/// Releases of held locks. With `walking`, a snapshot began after they were acquired, so the old state of
+/// each must be saved first.
 #[divan::bench(args = [false, true], sample_size = 1)]
 fn finish_of_a_lock_that_a_walk_has_still_to_write(bencher: Bencher<'_, '_>, walking: bool) {
     let bench = RefCell::new(Bench::with_held(1_000_000));

@@ -39,8 +39,8 @@ pub enum Command {
     },
     /// Requests one or more names.
     Acquire(Acquire),
-    /// Releases a hold or leaves the queue. One command does both: a client that cancels its wait also releases the
-    /// hold if the grant was applied before the cancellation (R4).
+    /// Releases a hold or leaves the queue. One command does both: a client that cancels its wait also
+    /// releases the hold if the grant was applied before the cancellation (R4).
     Finish {
         /// Session of the request.
         session: SessionId,
@@ -82,7 +82,8 @@ pub enum Command {
         /// Number of permits; `None` removes the stored limit.
         limit: Option<u32>,
     },
-    /// Ends a hold at an operator's order: with `now` at once, otherwise after its holder had time to react (B1–B3).
+    /// Ends a hold at an operator's order: with `now` at once, otherwise after its holder had time to react
+    /// (B1–B3).
     Break(Break),
     /// Raises the token counter: later tokens are above this value (T3).
     RaiseTokens {
@@ -94,14 +95,15 @@ pub enum Command {
         /// New version.
         version: u32,
     },
-    /// Does a part of the backlog: work that earlier commands left because the work of one command is bounded (leader
-    /// only, M2); see [`Table::has_backlog`](crate::Table::has_backlog). Changes nothing if there is no backlog.
+    /// Does a part of the backlog: work that earlier commands left because the work of one command is bounded
+    /// (leader only, M2); see [`Table::has_backlog`](crate::Table::has_backlog). Changes nothing if there is
+    /// no backlog.
     Resume,
 }
 
 impl Fingerprint {
-    /// Of an acquire: of its names in their order, subtree, mode, number of permits and `keep_closed`. Not of the wait,
-    /// which a repeat may shorten, nor of value and meta: those of the first one count.
+    /// Of an acquire: of its names in their order, subtree, mode, number of permits and `keep_closed`. Not of
+    /// the wait, which a repeat may shorten, nor of value and meta: those of the first one count.
     #[must_use]
     pub fn of_acquire(acquire: &Acquire) -> Self {
         let mode = match acquire.mode {
@@ -146,7 +148,8 @@ pub struct OpenSession {
     pub linger_ms: u64,
     /// Description for people: host, process, purpose.
     pub label: Box<str>,
-    /// Who opens it, as the service has authenticated the client; empty: unknown. Ignored below version 2 of the rules (S4).
+    /// Who opens it, as the service has authenticated the client; empty: unknown. Ignored below version 2 of
+    /// the rules (S4).
     pub identity: Box<str>,
 }
 
@@ -206,7 +209,7 @@ pub struct Break {
     pub reason: Box<str>,
     /// Operator, for the audit log.
     pub by: Box<str>,
-    /// Skips the holder's time to react. Exclusion is then not guaranteed until the holder has stopped by itself
-    /// (B2).
+    /// Skips the holder's time to react. Exclusion is then not guaranteed until the holder has stopped by
+    /// itself (B2).
     pub now: bool,
 }

@@ -27,7 +27,8 @@ fn name(bytes: &[u8]) {
     }
 }
 
-/// Reads a snapshot in pieces. One that is accepted makes a table with consistent indexes, which is written as it was read.
+/// Reads a snapshot in pieces. One that is accepted makes a table with consistent indexes, which is written
+/// as it was read.
 fn snapshot(piece: usize, bytes: &[u8]) {
     let mut restorer = Restorer::new(7);
     for piece in bytes.chunks(piece) {

@@ -1,7 +1,8 @@
-//! Invariants of the table's state and of single commands. Tests and the simulator check them after every command.
+//! Invariants of the table's state and of single commands. Tests and the simulator check them after every
+//! command.
 //!
-//! They read snapshots with simple code that uses none of the table's indexes, so that they don't share a bug with the
-//! indexes.
+//! They read snapshots with simple code that uses none of the table's indexes, so that they don't share a bug
+//! with the indexes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,8 +16,8 @@ use crate::types::{ModeKind, Ticket, Token};
 /// `Err` describes the violation.
 pub type CheckResult = Result<(), String>;
 
-/// Checks all invariants of the state. With a backlog, P7 and P8 are left out: then waiters that could be granted may
-/// still wait, and requests of ended sessions may still exist.
+/// Checks all invariants of the state. With a backlog, P7 and P8 are left out: then waiters that could be
+/// granted may still wait, and requests of ended sessions may still exist.
 ///
 /// # Errors
 /// The first violation.
@@ -62,8 +63,8 @@ pub fn loads(table: &Table, snapshot: &Snapshot) -> CheckResult {
     Ok(())
 }
 
-/// The usage of each identity is that of its sessions and requests, and of closed holds, of which a snapshot does not say
-/// whose they are.
+/// The usage of each identity is that of its sessions and requests, and of closed holds, of which a snapshot
+/// does not say whose they are.
 ///
 /// # Errors
 /// The identity whose numbers are wrong.
@@ -155,9 +156,9 @@ pub fn p2_tokens(snapshot: &Snapshot) -> CheckResult {
     Ok(())
 }
 
-/// P7: a live request belongs to a live session, its seq was seen, no other request of the session has it, and no
-/// answer is kept under it. The seq of a kept answer was seen, and the client has not confirmed the answer.
-/// `done_through` is not above the highest seq seen.
+/// P7: a live request belongs to a live session, its seq was seen, no other request of the session has it,
+/// and no answer is kept under it. The seq of a kept answer was seen, and the client has not confirmed the
+/// answer. `done_through` is not above the highest seq seen.
 ///
 /// # Errors
 /// The offending session and seq.
@@ -186,8 +187,9 @@ pub fn p7_answers(snapshot: &Snapshot) -> CheckResult {
     Ok(())
 }
 
-/// P8: no waiter could be granted now (unless the tokens have run out), and no hold has a later ticket than a waiter
-/// that conflicts with it. A waiter for permits waits while more than `permit_waiters_passed_max` are before it (M2).
+/// P8: no waiter could be granted now (unless the tokens have run out), and no hold has a later ticket than a
+/// waiter that conflicts with it. A waiter for permits waits while more than `permit_waiters_passed_max` are
+/// before it (M2).
 ///
 /// # Errors
 /// The offending waiter.
@@ -218,8 +220,8 @@ pub fn p8_queue(snapshot: &Snapshot, permit_waiters_passed_max: usize) -> CheckR
     Ok(())
 }
 
-/// The table's derived counters and indexes equal those of a table restored from its snapshot. The snapshot is
-/// unchanged by encoding and decoding, and by restoring.
+/// The table's derived counters and indexes equal those of a table restored from its snapshot. The snapshot
+/// is unchanged by encoding and decoding, and by restoring.
 ///
 /// # Errors
 /// The difference.
@@ -237,9 +239,10 @@ pub fn index(table: &Table) -> CheckResult {
     if here == there { Ok(()) } else { Err(format!("index: {here:?}, counted anew {there:?}")) }
 }
 
-/// P2, P4, S3 and E1 for one command: counters never fall, a hold keeps its token, new holds have new tokens in the order
-/// of their tickets, and a hold ends only by its release, the end of its session, or a break; a closed hold also by
-/// `EndDelay`. A hold of an expired session stays closed for the lock-delay. An ended session gets no `Ended` or `Revoked`.
+/// P2, P4, S3 and E1 for one command: counters never fall, a hold keeps its token, new holds have new tokens
+/// in the order of their tickets, and a hold ends only by its release, the end of its session, or a break; a
+/// closed hold also by `EndDelay`. A hold of an expired session stays closed for the lock-delay. An ended
+/// session gets no `Ended` or `Revoked`.
 ///
 /// # Errors
 /// The offending hold or counter.

@@ -1,11 +1,12 @@
 //! The lock rules as one pure, deterministic state machine.
 //!
-//! [`Table::apply`] takes a [`Command`] and returns a [`Reply`] for its sender, plus [`Effects`] on other requests and
-//! sessions. The same commands lead to the same state on every node: the crate uses no clock, no randomness, no
-//! network, no file, no thread, and no order that depends on a hash. Replies are the same too, except for the holder
-//! that `Busy` names (M2). The caller decides who leads, and runs the timers.
+//! [`Table::apply`] takes a [`Command`] and returns a [`Reply`] for its sender, plus [`Effects`] on other
+//! requests and sessions. The same commands lead to the same state on every node: the crate uses no clock, no
+//! randomness, no network, no file, no thread, and no order that depends on a hash. Replies are the same too,
+//! except for the holder that `Busy` names (M2). The caller decides who leads, and runs the timers.
 //!
-//! Comments cite rules by the numbers of `docs/table-rules.md` (N1, R4 …) and promises as P1–P12 (`docs/SAFETY.md`).
+//! Comments cite rules by the numbers of `docs/table-rules.md` (N1, R4 …) and promises as P1–P12
+//! (`docs/SAFETY.md`).
 //!
 //! # Code map
 //!

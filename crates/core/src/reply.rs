@@ -19,20 +19,21 @@ pub enum Reply {
     Granted(Grant),
     /// The request is queued.
     Queued {
-        /// Number of earlier waiters that overlap the request, where two shared requests don't count each other (Q1). A
-        /// lower bound if an exact count would visit more than [`limits::POSITION_LOOK_MAX`] waiters (M2).
+        /// Number of earlier waiters that overlap the request, where two shared requests don't count each
+        /// other (Q1). A lower bound if an exact count would visit more than [`limits::POSITION_LOOK_MAX`]
+        /// waiters (M2).
         position: u64,
         /// For a permit: the limits in force, one per name in byte order (L4).
         limits: Vec<u32>,
     },
     /// The names are not free, and the request does not wait.
     Busy {
-        /// The session of the conflicting live hold with the lowest token, among at most [`limits::HOLDER_LOOK_MAX`]
-        /// visited holds (M2). `None` if only waiters and closed holds conflict, if the search found no live hold, and
-        /// for a retry.
+        /// The session of the conflicting live hold with the lowest token, among at most
+        /// [`limits::HOLDER_LOOK_MAX`] visited holds (M2). `None` if only waiters and closed holds conflict,
+        /// if the search found no live hold, and for a retry.
         holder: Option<SessionId>,
-        /// Number of waiters that overlap the request, counted like `position` of [`Reply::Queued`] (Q1); 0 for a
-        /// retry.
+        /// Number of waiters that overlap the request, counted like `position` of [`Reply::Queued`] (Q1); 0
+        /// for a retry.
         queued_ahead: u64,
     },
     /// The end of the request that was the target.
@@ -46,8 +47,8 @@ pub enum Reply {
     Done,
     /// No hold with that token, live or closed, covers that name (B3).
     NotCurrent {
-        /// Tokens of the live, unrevoked holds among the [`limits::LIVE_TOKENS_MAX`] lowest tokens that cover the name,
-        /// ascending (B4).
+        /// Tokens of the live, unrevoked holds among the [`limits::LIVE_TOKENS_MAX`] lowest tokens that cover
+        /// the name, ascending (B4).
         live: Vec<Token>,
     },
     /// The hold has ended but stays closed; a break without `now` does not open it (B2).
@@ -81,14 +82,16 @@ pub enum End {
     Left,
     /// The request held, and its client released it.
     Released,
-    /// The request held, and an operator's break ended it, or its client finished it while it was under the break.
+    /// The request held, and an operator's break ended it, or its client finished it while it was under the
+    /// break.
     Broken,
     /// The request waited, and its wait limit passed.
     TimedOut,
-    /// The request never held or waited: it was busy or refused, or the target is the seq of another command (R4).
+    /// The request never held or waited: it was busy or refused, or the target is the seq of another command
+    /// (R4).
     NotAcquired,
-    /// No answer is kept for the request: the table never received it, its answer was dropped because the client had
-    /// confirmed it, or it was refused with [`Rejection::TooManyKeptAnswers`].
+    /// No answer is kept for the request: the table never received it, its answer was dropped because the
+    /// client had confirmed it, or it was refused with [`Rejection::TooManyKeptAnswers`].
     Gone,
 }
 
@@ -331,8 +334,8 @@ pub enum Rejection {
         /// Requested value of the counter.
         above: u64,
     },
-    /// The binary doesn't support this version of the rules. Nothing was changed, and a node that gets this reply
-    /// **must stop** before it applies any further command (V1).
+    /// The binary doesn't support this version of the rules. Nothing was changed, and a node that gets this
+    /// reply **must stop** before it applies any further command (V1).
     #[error("rules version {version} is unknown here (newest known: {known}); upgrade this node")]
     UnknownRules {
         /// Requested version.

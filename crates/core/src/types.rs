@@ -80,8 +80,8 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// Sequence number of a command within its session. It rises, and gaps are allowed. A command with a skipped number is
-/// not executed later (R5), except a `Finish` (R4).
+/// Sequence number of a command within its session. It rises, and gaps are allowed. A command with a skipped
+/// number is not executed later (R5), except a `Finish` (R4).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Seq(pub u64);
 
@@ -91,8 +91,8 @@ impl fmt::Display for Seq {
     }
 }
 
-/// Digest of the parts of a numbered command that a repeat must have in common with it (R5). It detects a mistake of the
-/// session's own client; it is no defence against crafted commands.
+/// Digest of the parts of a numbered command that a repeat must have in common with it (R5). It detects a
+/// mistake of the session's own client; it is no defence against crafted commands.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Fingerprint(pub u32);
 
@@ -129,7 +129,8 @@ impl Mode {
     }
 }
 
-/// A mode without the number of permits. Conflicts depend on it (N2), and fences take it as an argument (F-a).
+/// A mode without the number of permits. Conflicts depend on it (N2), and fences take it as an argument
+/// (F-a).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum ModeKind {
     /// Excludes every other hold.

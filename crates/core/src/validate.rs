@@ -1,7 +1,8 @@
 //! Checks of a command's content against [`limits`], independent of any table.
 //!
-//! This is the only check of content: the library runs it before it sends a request, the service when it decodes a
-//! client's item, and the table when it applies a command. All three refuse the same content with the same error text.
+//! This is the only check of content: the library runs it before it sends a request, the service when it
+//! decodes a client's item, and the table when it applies a command. All three refuse the same content with
+//! the same error text.
 
 use crate::command::{Acquire, OpenSession};
 use crate::limits;

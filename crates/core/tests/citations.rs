@@ -26,8 +26,8 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Whether the word is the number of a rule or promise: a letter and a number (`R4`, `F10`), or a prefix and a
-/// lowercase letter (`F-b`, `P3-a`).
+/// Whether the word is the number of a rule or promise: a letter and a number (`R4`, `F10`), or a prefix and
+/// a lowercase letter (`F-b`, `P3-a`).
 fn is_citation(word: &str) -> bool {
     let digits = |text: &str| (1..=2).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
     match word.split_once('-') {
@@ -71,7 +71,8 @@ fn labels(page: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether a line of the page begins with this promise, after the markup of a heading, a bullet or a table row.
+/// Whether a line of the page begins with this promise, after the markup of a heading, a bullet or a table
+/// row.
 fn defines_promise(page: &str, promise: &str) -> bool {
     page.lines().any(|line| {
         let line = line.trim_start_matches(['#', '-', '*', '|', '[', ' ']);
@@ -166,8 +167,8 @@ fn every_rule_that_a_scenario_names_is_in_the_rule_book() {
     }
     let unknown: Vec<&String> = named.iter().filter(|rule| !known.contains(rule)).collect();
     assert!(unknown.is_empty(), "named in scenarios, but not in docs/table-rules.md: {unknown:?}");
-    // No scenario can test these: E3 is about output for people, T2 about comparisons outside of the table, and D4
-    // about a limit that is too high for a scenario.
+    // No scenario can test these: E3 is about output for people, T2 about comparisons outside of the table,
+    // and D4 about a limit that is too high for a scenario.
     for rule in known.iter().filter(|rule| !rule.starts_with('F') && !rule.contains('-')) {
         let shown = named.contains(rule) || ["E3", "T2", "D4"].contains(&rule.as_str());
         assert!(shown, "no scenario names {rule}");

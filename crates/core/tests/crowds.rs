@@ -1,5 +1,5 @@
-//! Bounded work with many requests (M2): each command visits at most the number of entries given by `visits_max`,
-//! independent of the table's contents, and its backlog is completed by `Resume`.
+//! Bounded work with many requests (M2): each command visits at most the number of entries given by
+//! `visits_max`, independent of the table's contents, and its backlog is completed by `Resume`.
 
 use lockkeeper_core::limits::FORGOTTEN_PER_COMMAND_MAX;
 use lockkeeper_core::{
@@ -136,8 +136,8 @@ fn busy_subtree_acquire_does_not_scan_the_subtree() {
         let reply = bounded.apply(Command::Acquire(wants));
         assert_eq!(reply, Reply::Busy { holder: Some(session), queued_ahead: 0 }, "{name}");
     }
-    // A shared subtree request is blocked by a writer that waits below its name. The command finds the writer without a
-    // scan of the readers there.
+    // A shared subtree request is blocked by a writer that waits below its name. The command finds the writer
+    // without a scan of the readers there.
     let writer = bounded.apply(Command::Acquire(wants(session, 4 * CROWD, &["a/1"], Mode::Exclusive)));
     assert!(matches!(writer, Reply::Queued { position: 0, .. }));
     for seq in 4 * CROWD + 1..4 * CROWD + 100 {
@@ -245,8 +245,8 @@ fn confirmed_answers_are_dropped_over_several_commands() {
         let wants = wants(session, seq, &["a"], Mode::Shared);
         Command::Acquire(Acquire { done_through: Seq(done_through), ..wants })
     };
-    // All answers but the last are confirmed. They don't count towards the limit of kept answers, although one
-    // command does not drop all of them.
+    // All answers but the last are confirmed. They don't count towards the limit of kept answers, although
+    // one command does not drop all of them.
     let reply = bounded.apply(again(2 * CROWD - 1, 2 * CROWD + 1));
     assert!(matches!(reply, Reply::Granted(_)), "{reply:?}");
     let forgotten = bounded.apply(finish(session, 2 * CROWD + 2, CROWD - 1));
@@ -257,7 +257,8 @@ fn confirmed_answers_are_dropped_over_several_commands() {
     assert_eq!(bounded.drain(), (CROWD as usize).div_ceil(FORGOTTEN_PER_COMMAND_MAX) - 3);
 }
 
-/// A request that waits for permits behind too many others is looked at when they are granted through another name.
+/// A request that waits for permits behind too many others is looked at when they are granted through another
+/// name.
 #[test]
 fn permit_behind_a_crowd_granted_through_another_name_is_granted() {
     for crowd in [1_024, 1_025, 3_000] {
@@ -277,8 +278,8 @@ fn permit_behind_a_crowd_granted_through_another_name_is_granted() {
     }
 }
 
-/// The hold of an expired session that a `Resume` would end, ended by another command: it stays closed for the session's
-/// lock-delay (S3), and its session gets no effect after `SessionEnded` (E1).
+/// The hold of an expired session that a `Resume` would end, ended by another command: it stays closed for
+/// the session's lock-delay (S3), and its session gets no effect after `SessionEnded` (E1).
 #[test]
 fn hold_of_an_ending_session_keeps_its_lock_delay_whatever_ends_it() {
     let name = |text: &str| LockName::parse(text).expect("a legal name");

@@ -1,22 +1,22 @@
-//! All short histories of two sessions on `a` and `a/b`, breadth first; equal states are merged by the digest of their
-//! snapshots. At every transition the table (restored from the state's bytes) must agree with the oracle and satisfy
-//! the step invariants; in every state all invariants must hold.
+//! All short histories of two sessions on `a` and `a/b`, breadth first; equal states are merged by the digest
+//! of their snapshots. At every transition the table (restored from the state's bytes) must agree with the
+//! oracle and satisfy the step invariants; in every state all invariants must hold.
 //!
 //! Every history begins with two open sessions, s1 with a lock-delay and s2 without. The test runs to depth 4
-//! with `cargo xtask test`, to 5 with `--long`, and to 3 otherwise. `LOCKKEEPER_EXHAUSTIVE_DEPTH=6` runs deeper; then the numbers of states are printed,
-//! but not compared with `NEW_STATES`.
+//! with `cargo xtask test`, to 5 with `--long`, and to 3 otherwise. `LOCKKEEPER_EXHAUSTIVE_DEPTH=6` runs
+//! deeper; then the numbers of states are printed, but not compared with `NEW_STATES`.
 //!
-//! Left out of the commands that are tried (`alphabet/`), because they would multiply states without covering another
-//! rule:
-//! * `subtree` on `a/b` (no name below it is used), meta, values other than one letter, and content that is refused at
-//!   once: properties.rs generates all of these;
-//! * commands with another seq than the next one, except one repeated acquire per session: at or below the highest seq
-//!   only the present state or the kept answer is returned (R5). `Finish` uses the next seq, with every target up to
-//!   one that was never seen;
+//! Left out of the commands that are tried (`alphabet/`), because they would multiply states without covering
+//! another rule:
+//! * `subtree` on `a/b` (no name below it is used), meta, values other than one letter, and content that is
+//!   refused at once: properties.rs generates all of these;
+//! * commands with another seq than the next one, except one repeated acquire per session: at or below the
+//!   highest seq only the present state or the kept answer is returned (R5). `Finish` uses the next seq, with
+//!   every target up to one that was never seen;
 //! * `done_through` other than 0 and the highest seq (on the repeated acquire);
-//! * the full product of mode × subtree × wait × keep_closed × names: each mode occurs once with and once without
-//!   `keep_closed`, and once with and once without subtree (a permit only without); four of the six acquires wait in
-//!   one session and fail in the other, and two wait in both;
+//! * the full product of mode × subtree × wait × keep_closed × names: each mode occurs once with and once
+//!   without `keep_closed`, and once with and once without subtree (a permit only without); four of the six
+//!   acquires wait in one session and fail in the other, and two wait in both;
 //! * a permit request without a number, and `RaiseTokens` after a token was issued;
 //! * a third secret: `open` finds one of the two sessions, or opens a new one if that session has ended.
 
@@ -29,8 +29,8 @@ use lockkeeper_core::{Snapshot, invariants};
 
 use oracle::pair::Pair;
 
-/// Number of new states at each depth, as this test counts them. A change of a rule or of the alphabet changes
-/// these numbers; check that the change is intended.
+/// Number of new states at each depth, as this test counts them. A change of a rule or of the alphabet
+/// changes these numbers; check that the change is intended.
 const NEW_STATES: [usize; 6] = [1, 19, 340, 5_917, 104_051, 1_879_954];
 
 /// As `invariants::all`, on the snapshot that the pair has already taken.

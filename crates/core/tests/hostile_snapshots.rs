@@ -1,8 +1,9 @@
-//! A damaged, truncated or crafted snapshot is refused with an error, without a panic, and with memory proportional to
-//! its size (P10).
+//! A damaged, truncated or crafted snapshot is refused with an error, without a panic, and with memory
+//! proportional to its size (P10).
 //!
-//! There are two kinds: changed bytes, most of which the digest at the end detects; and well-formed but inconsistent
-//! streams, which only the checks of restore detect. Every accepted stream must give a working table.
+//! There are two kinds: changed bytes, most of which the digest at the end detects; and well-formed but
+//! inconsistent streams, which only the checks of restore detect. Every accepted stream must give a working
+//! table.
 
 #[allow(dead_code, reason = "only steps that change a table are of use here")]
 mod random_steps;
@@ -41,14 +42,15 @@ unsafe impl GlobalAlloc for Watching {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: `pointer` came from `alloc` or `realloc` here, and so from the system allocator, with this layout.
+        // SAFETY: `pointer` came from `alloc` or `realloc` here, and so from the system allocator, with this
+        // layout.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         saw(size);
-        // SAFETY: `pointer` came from `alloc` or `realloc` here, and so from the system allocator, with this layout,
-        // and the caller guarantees a valid `size`.
+        // SAFETY: `pointer` came from `alloc` or `realloc` here, and so from the system allocator, with this
+        // layout, and the caller guarantees a valid `size`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
@@ -96,8 +98,8 @@ fn restore(bytes: &[u8], cut: usize) -> Result<Table, SnapshotError> {
         assert_eq!(result.as_ref().err(), Some(&why), "a restorer that has failed stays so");
     }
     let _ = Snapshot::decode(bytes);
-    // The bound allows for lists with elements of one byte in the input, for the initial capacity of slabs, and for
-    // the bitmap of a permit, which takes up to 8 KiB.
+    // The bound allows for lists with elements of one byte in the input, for the initial capacity of slabs,
+    // and for the bitmap of a permit, which takes up to 8 KiB.
     let bound = 64 * bytes.len() + (1 << 14);
     assert!(LARGEST.get() <= bound, "{} bytes asked for at once, for {}", LARGEST.get(), bytes.len());
     result
@@ -175,8 +177,8 @@ proptest! {
     }
 }
 
-/// One inconsistency: a field gets a value from elsewhere in the snapshot or an extreme value, or an entry is removed,
-/// duplicated, added, or moved to the ended sessions.
+/// One inconsistency: a field gets a value from elsewhere in the snapshot or an extreme value, or an entry is
+/// removed, duplicated, added, or moved to the ended sessions.
 #[derive(Clone, Debug)]
 enum Lie {
     Counter(u8, u64),
@@ -363,8 +365,8 @@ fn resume(table: &mut Table) {
     panic!("a backlog that does not end");
 }
 
-/// A snapshot of a table with one session, which has a kept answer, two holds of a lock with two permits, a waiter for
-/// a third permit, and a shared hold; and with a closed hold.
+/// A snapshot of a table with one session, which has a kept answer, two holds of a lock with two permits, a
+/// waiter for a third permit, and a shared hold; and with a closed hold.
 fn full() -> Snapshot {
     let mut table = Table::new(1);
     let steps = [

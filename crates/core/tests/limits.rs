@@ -1,8 +1,8 @@
-//! Limits that take many commands to reach: each returns an error to the client that reached it, and changes nothing
-//! for others (M1, R6, D4).
+//! Limits that take many commands to reach: each returns an error to the client that reached it, and changes
+//! nothing for others (M1, R6, D4).
 //!
-//! Tested on the table alone, because the oracle is too slow for these numbers. Includes the limits of 2^20 on
-//! sessions and on the requests of one session; no release build is needed.
+//! Tested on the table alone, because the oracle is too slow for these numbers. Includes the limits of 2^20
+//! on sessions and on the requests of one session; no release build is needed.
 
 use lockkeeper_core::limits::{
     CLOSED_HOLDS_MAX, KEPT_ANSWERS_MAX, REQUESTS_PER_SESSION_MAX, SESSIONS_MAX, STORED_LIMITS_MAX,
@@ -107,8 +107,8 @@ fn a_name_takes_a_limited_number_of_waiters() {
     assert_eq!(finish(&mut table, BOB, WAITERS_PER_NAME_MAX + 1, 6), Reply::Finished(End::Left));
     assert_eq!(ask(&mut table, waits(ALICE, 2, &["a", "c"])), full, "it is kept (R6)");
     assert!(matches!(ask(&mut table, waits(BOB, WAITERS_PER_NAME_MAX + 2, &["a"])), Reply::Queued { .. }));
-    // The limit refuses only requests that would wait: a request that does not wait is busy. Waiters are counted for
-    // each exact name, so the queue of another name is not affected.
+    // The limit refuses only requests that would wait: a request that does not wait is busy. Waiters are
+    // counted for each exact name, so the queue of another name is not affected.
     assert!(matches!(ask(&mut table, wants(ALICE, 3, &["a"])), Reply::Busy { .. }));
     assert!(matches!(ask(&mut table, waits(ALICE, 4, &["a/b"])), Reply::Queued { position: 0, .. }));
     // When a waiter leaves, one more may wait.

@@ -1,9 +1,9 @@
-//! Properties over random histories: the table agrees with the naive oracle, and retries, duplicates and losses are
-//! harmless.
+//! Properties over random histories: the table agrees with the naive oracle, and retries, duplicates and
+//! losses are harmless.
 //!
-//! The first property generates arbitrary commands, sensible or not; the third one simulates honest clients on a
-//! lossy network. `PROPTEST_CASES` sets the number of histories of each property. A failing history is shrunk,
-//! printed, and stored in `properties.regressions` beside this file.
+//! The first property generates arbitrary commands, sensible or not; the third one simulates honest clients
+//! on a lossy network. `PROPTEST_CASES` sets the number of histories of each property. A failing history is
+//! shrunk, printed, and stored in `properties.regressions` beside this file.
 
 mod lossy_client;
 mod oracle;
@@ -50,8 +50,9 @@ fn play(mut pair: Pair, steps: impl IntoIterator<Item = Step>) -> Result<(), Str
     Ok(())
 }
 
-/// Runs a history on a table that leaves nearly all work in the backlog, and resumes it from time to time. Checks the
-/// invariants after every command: all of them when the backlog is empty, and otherwise those that always hold.
+/// Runs a history on a table that leaves nearly all work in the backlog, and resumes it from time to time.
+/// Checks the invariants after every command: all of them when the backlog is empty, and otherwise those that
+/// always hold.
 fn play_with_little_work(
     work_max: usize,
     permit_waiters_passed_max: usize,
@@ -102,8 +103,8 @@ proptest! {
 proptest! {
     #![proptest_config(config(600))]
 
-    /// As the property above, with many waiters: one release may grant several waiters of several queues, and must
-    /// grant no others (G1, P8).
+    /// As the property above, with many waiters: one release may grant several waiters of several queues, and
+    /// must grant no others (G1, P8).
     #[test]
     fn table_and_oracle_agree_on_long_queues(
         steps in vec(random_steps::crowding_step(), 50..220),
@@ -112,7 +113,8 @@ proptest! {
         prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
     }
 
-    /// As the property above, but few permits may be granted past waiters (M2), of which each may wait at several names.
+    /// As the property above, but few permits may be granted past waiters (M2), of which each may wait at
+    /// several names.
     #[test]
     fn table_and_oracle_agree_on_permits_that_pass_few_waiters(
         waiters in 0_usize..3,
@@ -127,9 +129,9 @@ proptest! {
 proptest! {
     #![proptest_config(config(8_000))]
 
-    /// P7 and P8 for honest clients whose frames and answers are lost: once the network has recovered, no hold or
-    /// waiter is orphaned, and every client has received one final answer for each acquire, which equals the outcome at
-    /// the table.
+    /// P7 and P8 for honest clients whose frames and answers are lost: once the network has recovered, no
+    /// hold or waiter is orphaned, and every client has received one final answer for each acquire, which
+    /// equals the outcome at the table.
     #[test]
     fn lossy_network_leaves_no_orphans_and_one_outcome_per_acquire(
         acts in vec(lossy_client::act(), 1..90),

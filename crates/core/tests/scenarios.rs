@@ -1,8 +1,8 @@
 //! Runs the texts of `tests/scenarios/`: each covers one rule and is readable without knowing Rust.
 //!
-//! A line is `command -> answer; effect; effect`. Answers are compared literally; `UPDATE_EXPECT=1` rewrites them (then
-//! review the diff). The table and the oracle both run each line and must agree. A session is opened when a line first
-//! mentions it (ttl 10 s), or by `open NAME [ttl= delay= linger= label=]`.
+//! A line is `command -> answer; effect; effect`. Answers are compared literally; `UPDATE_EXPECT=1` rewrites
+//! them (then review the diff). The table and the oracle both run each line and must agree. A session is
+//! opened when a line first mentions it (ttl 10 s), or by `open NAME [ttl= delay= linger= label=]`.
 //!
 //! This file is the runner; `scenario_text/` parses the commands and formats the answers.
 

@@ -1,10 +1,10 @@
-//! A snapshot written in pieces equals the table at the time when the snapshot began, even if commands are applied
-//! between the pieces; and writing it changes no result of the commands.
+//! A snapshot written in pieces equals the table at the time when the snapshot began, even if commands are
+//! applied between the pieces; and writing it changes no result of the commands.
 //!
-//! Random commands and pieces of snapshots alternate on one table; the commands also run on a second table, the twin,
-//! which takes no snapshots. The written stream is restored and compared with a plain snapshot that was taken when the
-//! stream began. Then all commands applied since then are applied to the restored table, which must then equal the
-//! original.
+//! Random commands and pieces of snapshots alternate on one table; the commands also run on a second table,
+//! the twin, which takes no snapshots. The written stream is restored and compared with a plain snapshot that
+//! was taken when the stream began. Then all commands applied since then are applied to the restored table,
+//! which must then equal the original.
 
 #[allow(dead_code, reason = "the steps of other properties")]
 mod random_steps;
@@ -29,7 +29,8 @@ enum Act {
     Abandon,
 }
 
-/// Pieces are small (a budget of 0 to 3 items), so that most of the table changes before a snapshot is complete.
+/// Pieces are small (a budget of 0 to 3 items), so that most of the table changes before a snapshot is
+/// complete.
 fn act(step: impl Strategy<Value = Step>) -> impl Strategy<Value = Act> {
     prop_oneof![
         50 => step.prop_map(Act::Step),
@@ -163,8 +164,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks that the stream equals the table at the start of the snapshot, and that the restored table, after the
-    /// commands applied since then, equals the original.
+    /// Checks that the stream equals the table at the start of the snapshot, and that the restored table,
+    /// after the commands applied since then, equals the original.
     fn check(&self, walk: &Walk, digest: u128) -> Result<(), String> {
         let Walk { expected, stream, since } = walk;
         let read = Snapshot::decode(stream).map_err(|why| why.to_string())?;
@@ -183,8 +184,8 @@ impl World {
         if restored.snapshot() != *expected {
             return Err(format!("{expected:?} was restored as {:?}", restored.snapshot()));
         }
-        // The restored table stores its entries at other indexes than the original, and so writes them in another
-        // order. The digest must still be the same.
+        // The restored table stores its entries at other indexes than the original, and so writes them in
+        // another order. The digest must still be the same.
         if whole_walk(&mut restored).1 != digest {
             return Err("a walk over the restored table has another digest".to_owned());
         }
@@ -252,8 +253,8 @@ proptest! {
 proptest! {
     #![proptest_config(config(400))]
 
-    /// As the property above, with many waiters: queues must be restored in order, although the stream contains entries
-    /// in the order of their storage, not of their tickets.
+    /// As the property above, with many waiters: queues must be restored in order, although the stream
+    /// contains entries in the order of their storage, not of their tickets.
     #[test]
     fn snapshot_in_pieces_preserves_long_queues(
         acts in vec(act(random_steps::crowding_step()), 50..250),
@@ -267,8 +268,8 @@ proptest! {
 proptest! {
     #![proptest_config(config(2_000))]
 
-    /// As the property above, with commands that leave nearly all work in the backlog, which the snapshot must
-    /// contain.
+    /// As the property above, with commands that leave nearly all work in the backlog, which the snapshot
+    /// must contain.
     #[test]
     fn snapshot_in_pieces_contains_the_backlog(
         acts in vec(act(random_steps::crowding_step()), 30..120),
@@ -316,7 +317,8 @@ fn with_held(count: u64) -> Table {
     table
 }
 
-/// A command that changes many entries during a snapshot saves their old states. These are written in pieces too.
+/// A command that changes many entries during a snapshot saves their old states. These are written in pieces
+/// too.
 #[test]
 fn ending_a_large_session_does_not_enlarge_a_snapshot_piece() {
     let mut table = with_held(20_000);

@@ -1,5 +1,5 @@
-//! What the tests of several crates share: the corpora of the fuzzers, inputs that reach different code and are replayed in
-//! seconds; and the three sizes of exhaustive, random and simulated tests.
+//! What the tests of several crates share: the corpora of the fuzzers, inputs that reach different code and
+//! are replayed in seconds; and the three sizes of exhaustive, random and simulated tests.
 //!
 //! A fuzz target is a function `fuzzing::run` of the crate whose decoders it tries, compiled for tests and
 //! for `cargo fuzz` only. `fuzz` is a workspace of its own, since it needs a nightly compiler, and has one
@@ -8,8 +8,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The size of a test: `quick` with a plain `cargo test`, `usual` with `cargo xtask test`, `long` with `cargo xtask test
-/// --long`.
+/// The size of a test: `quick` with a plain `cargo test`, `usual` with `cargo xtask test`, `long` with `cargo
+/// xtask test --long`.
 ///
 /// # Panics
 /// `LOCKKEEPER_TEST_SIZE` is set to another word than these three.

@@ -1,9 +1,10 @@
 //! The overhead of the HTTP fence on a handler, over a real socket; variants alternate within one run.
 //!
-//! `cargo bench -p lockkeeper-fence --features http --bench http [DIRECTORY]`. The marks are stored in DIRECTORY, or in
-//! the system's directory for temporary files (which may be in memory, where a sync costs nothing). Targets: with a
-//! token that was seen before, 1.2 × the handler's p50; with a new token, that plus one `fdatasync` after a write of
-//! five scattered pages, as in a commit of the store. The targets are not asserted.
+//! `cargo bench -p lockkeeper-fence --features http --bench http [DIRECTORY]`. The marks are stored in
+//! DIRECTORY, or in the system's directory for temporary files (which may be in memory, where a sync costs
+//! nothing). Targets: with a token that was seen before, 1.2 × the handler's p50; with a new token, that plus
+//! one `fdatasync` after a write of five scattered pages, as in a commit of the store. The targets are not
+//! asserted.
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
 use std::fs::File;
@@ -76,8 +77,8 @@ fn append(file: &mut File) -> Duration {
     begun.elapsed()
 }
 
-/// Writes as a commit of the store does: five scattered pages in a file of constant size, and one sync. Returns the
-/// time that this took.
+/// Writes as a commit of the store does: five scattered pages in a file of constant size, and one sync.
+/// Returns the time that this took.
 fn commit(file: &File, number: u64) -> Duration {
     let begun = Instant::now();
     for page in 0..5 {

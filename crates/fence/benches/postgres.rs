@@ -1,7 +1,8 @@
-//! The overhead of a fence on a write: the same transaction with and without it, alternating, on the same server.
+//! The overhead of a fence on a write: the same transaction with and without it, alternating, on the same
+//! server.
 //!
-//! `cargo bench -p lockkeeper-fence --bench postgres --features tokio-postgres`. Starts its server on loopback and
-//! stops it. Target: at most 1.6 × the p50 of the same write without a fence.
+//! `cargo bench -p lockkeeper-fence --bench postgres --features tokio-postgres`. Starts its server on
+//! loopback and stops it. Target: at most 1.6 × the p50 of the same write without a fence.
 #![expect(clippy::print_stdout, reason = "a measurement is read by people")]
 
 use std::time::{Duration, Instant};

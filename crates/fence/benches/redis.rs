@@ -1,8 +1,9 @@
-//! The overhead of the Redis fence: a fenced SET, a fenced script with the same SET, and an `enter`, compared with a
-//! plain SET on the same server.
+//! The overhead of the Redis fence: a fenced SET, a fenced script with the same SET, and an `enter`, compared
+//! with a plain SET on the same server.
 //!
-//! Prints, for a server that syncs every write and for one without persistence, the median of each and its ratio to the
-//! plain SET. The variants alternate within a run, so that slow phases of the machine affect all of them.
+//! Prints, for a server that syncs every write and for one without persistence, the median of each and its
+//! ratio to the plain SET. The variants alternate within a run, so that slow phases of the machine affect all
+//! of them.
 #![expect(clippy::print_stdout, reason = "it is what a benchmark does")]
 
 use std::time::{Duration, Instant};

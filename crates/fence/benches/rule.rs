@@ -1,7 +1,7 @@
 //! The cost of the pure check, [`Marks::check`]. Target: at most 200 ns.
 //!
-//! `cargo bench -p lockkeeper-fence --bench rule`. Prints nanoseconds per check; no assertion, since the result
-//! depends on the machine's load.
+//! `cargo bench -p lockkeeper-fence --bench rule`. Prints nanoseconds per check; no assertion, since the
+//! result depends on the machine's load.
 
 use std::hint::black_box;
 use std::time::Instant;

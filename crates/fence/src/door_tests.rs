@@ -207,7 +207,8 @@ proptest! {
             prop_assert_eq!(door.door.inside().count(), there.iter().filter(|(.., inside)| *inside).count());
             prop_assert_eq!(door.door.waiting(), there.iter().filter(|(.., inside)| !inside).count());
         }
-        // In the end all sections leave: every waiting one is admitted on the way, and the `Door` becomes unused.
+        // In the end all sections leave: every waiting one is admitted on the way, and the `Door` becomes
+        // unused.
         let mut came_in = 0;
         while let Some(at) = there.iter().position(|(.., inside)| *inside) {
             let (place, ..) = there.remove(at);

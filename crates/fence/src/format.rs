@@ -1,16 +1,16 @@
 //! The byte format of one resource's marks, used by mark files and by the store of marks.
 //!
-//! A checksum detects truncation, bit flips and manual edits, which are reported as errors and never read as other
-//! marks. The format is text, so that an operator can read it with `cat`:
+//! A checksum detects truncation, bit flips and manual edits, which are reported as errors and never read as
+//! other marks. The format is text, so that an operator can read it with `cat`:
 //! ```text
 //! lockkeeper-fence 1
 //! base any 18 writer 17
 //! slot 3 any 20 writer 20
 //! check 3f1c0a5d9b7e2468
 //! ```
-//! `any` is the highest token that passed, `writer` the highest that passed as a writer; `base` has the marks for
-//! sections without a slot, `slot 3` those of slot 3. 0 means that no token has passed yet. The last line is the
-//! XXH3 of all bytes before it.
+//! `any` is the highest token that passed, `writer` the highest that passed as a writer; `base` has the marks
+//! for sections without a slot, `slot 3` those of slot 3. 0 means that no token has passed yet. The last line
+//! is the XXH3 of all bytes before it.
 
 use std::fmt::Write as _;
 
@@ -21,8 +21,8 @@ use crate::rule::Marks;
 
 /// The version that this code writes, and the only one that it reads.
 pub(crate) const VERSION: u32 = 1;
-/// Longest mark file, in bytes: every slot with the longest numbers. A longer file is refused as damaged, and not read
-/// further.
+/// Longest mark file, in bytes: every slot with the longest numbers. A longer file is refused as damaged, and
+/// not read further.
 #[cfg(any(test, target_os = "linux"))]
 pub(crate) const BYTES_MAX: u64 = 64 + lines::BYTES_MAX;
 
@@ -69,7 +69,8 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Marks, Unreadable> {
         version => return Err(Unreadable::Newer { version }),
     }
     let marks = lines::parse(body.lines().skip(1)).ok_or(corrupt("a line is not one of a mark file"))?;
-    // Only the canonical form is valid. The parser accepts other forms, but they don't re-encode to the same bytes.
+    // Only the canonical form is valid. The parser accepts other forms, but they don't re-encode to the same
+    // bytes.
     if encode(&marks) == bytes {
         Ok(marks)
     } else {

@@ -1,11 +1,13 @@
 //! Fences: the check of a fencing token at the resource.
 //!
-//! A lock service can't guarantee that a client still holds a lock when its write arrives. A lock is safe only if
-//! the resource checks its *token*: a fence stores the highest token seen (its *mark*) and refuses lower ones.
+//! A lock service can't guarantee that a client still holds a lock when its write arrives. A lock is safe
+//! only if the resource checks its *token*: a fence stores the highest token seen (its *mark*) and refuses
+//! lower ones.
 //!
 //! Call `enter` before reading. If only writes were checked, updates could be lost: A (token 5) reads 10 and
-//! stalls; B (token 6) reads 10; A resumes and writes 11, which is accepted because token 6 has not written yet; B
-//! writes 11. So a section calls `enter` first, which raises the mark durably, and reads only after that:
+//! stalls; B (token 6) reads 10; A resumes and writes 11, which is accepted because token 6 has not written
+//! yet; B writes 11. So a section calls `enter` first, which raises the mark durably, and reads only after
+//! that:
 //!
 //! ```
 //! use lockkeeper_core::Token;
@@ -24,10 +26,11 @@
 //! # }
 //! ```
 //!
-//! Every fence except `HttpFence`, which is a `tower` layer, has the same calls: `enter(section)`, a write whose check
-//! and effect are one atomic step, and `check_once` for a single write that depends on nothing read before. All take a
-//! [`Section`] and refuse with [`Refused`]. They share no trait because effects differ in type (bytes, a closure, a
-//! statement in the caller's transaction); they share the rule of [`Marks::check`] and the tests.
+//! Every fence except `HttpFence`, which is a `tower` layer, has the same calls: `enter(section)`, a write
+//! whose check and effect are one atomic step, and `check_once` for a single write that depends on nothing
+//! read before. All take a [`Section`] and refuse with [`Refused`]. They share no trait because effects
+//! differ in type (bytes, a closure, a statement in the caller's transaction); they share the rule of
+//! [`Marks::check`] and the tests.
 //!
 //! Rules are cited by the numbers of `docs/table-rules.md` (F-a …), promises as P1–P12 (`docs/SAFETY.md`).
 //!

@@ -32,7 +32,8 @@ fn push_pair(text: &mut String, of: &str, pair: Pair) {
     let _ = writeln!(text, "{of} any {} writer {}", number(pair.any), number(pair.writer));
 }
 
-/// Parses the marks of all `lines`. Accepts non-canonical numbers: callers re-encode with [`push`] and compare.
+/// Parses the marks of all `lines`. Accepts non-canonical numbers: callers re-encode with [`push`] and
+/// compare.
 pub(crate) fn parse<'a>(mut lines: impl Iterator<Item = &'a str>) -> Option<Marks> {
     let base = parse_pair(lines.next()?.strip_prefix("base ")?)?;
     let mut slots = BTreeMap::new();

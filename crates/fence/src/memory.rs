@@ -1,15 +1,15 @@
 //! An in-memory fence: many resources by name, for one process.
 //!
-//! Makes check and effect one step among the threads of a process. Marks don't survive a restart, so it suits only
-//! resources that don't survive one either (a cache, an in-process object), and users' tests.
+//! Makes check and effect one step among the threads of a process. Marks don't survive a restart, so it suits
+//! only resources that don't survive one either (a cache, an in-process object), and users' tests.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::rule::{Action, Marks, Passed, Refused, Section};
 
-/// Marks by resource name. Entries are never removed, since a resource without its mark would accept stale tokens
-/// again: each resource seen uses memory until the fence is dropped.
+/// Marks by resource name. Entries are never removed, since a resource without its mark would accept stale
+/// tokens again: each resource seen uses memory until the fence is dropped.
 #[derive(Debug, Default)]
 pub struct MemoryFence {
     resources: Mutex<HashMap<String, Arc<Mutex<Marks>>>>,
@@ -30,8 +30,8 @@ impl MemoryFence {
         self.pass(resource, Action::Enter, section, || ())
     }
 
-    /// Checks and runs `effect` as one step: other checks of this resource wait until `effect` returns. So `effect`
-    /// must be short, and must not call this fence for the same resource (deadlock).
+    /// Checks and runs `effect` as one step: other checks of this resource wait until `effect` returns. So
+    /// `effect` must be short, and must not call this fence for the same resource (deadlock).
     ///
     /// # Errors
     /// [`Refused::Stale`] or [`Refused::SharedWrite`]; `effect` did not run.
@@ -44,8 +44,8 @@ impl MemoryFence {
         self.pass(resource, Action::Write, section, effect)
     }
 
-    /// As [`write`](Self::write), but each token passes only once, and `enter` is not needed: for an effect that does
-    /// not depend on anything read before, executed at most once per grant (rule F-d).
+    /// As [`write`](Self::write), but each token passes only once, and `enter` is not needed: for an effect
+    /// that does not depend on anything read before, executed at most once per grant (rule F-d).
     ///
     /// # Errors
     /// As `write`, and [`Refused::Repeated`] for a token that has passed before; `effect` did not run.

@@ -5,7 +5,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// Longest name of a resource, in bytes: the limit of a lock name, so that a resource can be named like its lock.
+/// Longest name of a resource, in bytes: the limit of a lock name, so that a resource can be named like its
+/// lock.
 pub const RESOURCE_BYTES_MAX: usize = 512;
 
 /// A validated resource name. Names are compared byte by byte. Cloning is cheap.

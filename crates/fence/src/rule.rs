@@ -1,14 +1,15 @@
 //! The two-mark rule: which sections pass a fence, and how they raise its marks.
 //!
-//! Contains the whole decision (F-a to F-d) as one pure function over plain data: [`Marks::check`]. It reads no clock,
-//! stores nothing and does not depend on the resource; the fence that calls it makes check, marks and effect one
-//! atomic, durable step. The fences whose server makes the check implement the same rule in its language (Redis: Lua,
-//! PostgreSQL: SQL, DynamoDB: conditions), and tests compare them with this function.
+//! Contains the whole decision (F-a to F-d) as one pure function over plain data: [`Marks::check`]. It reads
+//! no clock, stores nothing and does not depend on the resource; the fence that calls it makes check, marks
+//! and effect one atomic, durable step. The fences whose server makes the check implement the same rule in
+//! its language (Redis: Lua, PostgreSQL: SQL, DynamoDB: conditions), and tests compare them with this
+//! function.
 //!
-//! A resource has a base pair of marks, and one pair for each slot whose marks are above the base. In a pair, `any` is
-//! the highest token that passed and `writer` the highest token that passed as a writer. Two marks are needed because
-//! shared holders have different tokens: with one mark, the reader with the highest token would cause all other readers
-//! to be refused.
+//! A resource has a base pair of marks, and one pair for each slot whose marks are above the base. In a pair,
+//! `any` is the highest token that passed and `writer` the highest token that passed as a writer. Two marks
+//! are needed because shared holders have different tokens: with one mark, the reader with the highest token
+//! would cause all other readers to be refused.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -52,9 +53,9 @@ impl Section {
     /// A permit without a slot is valid: like an exclusive hold, it is checked against every slot.
     ///
     /// # Errors
-    /// [`Refused::SlotWithoutPermit`] for a slot with another mode: an exclusive hold that is checked against one
-    /// slot only would protect less than its mode promises. [`Refused::SlotTooHigh`] if no lock has that many
-    /// permits.
+    /// [`Refused::SlotWithoutPermit`] for a slot with another mode: an exclusive hold that is checked against
+    /// one slot only would protect less than its mode promises. [`Refused::SlotTooHigh`] if no lock has that
+    /// many permits.
     pub const fn new(mode: ModeKind, slot: Option<Slot>, token: Token) -> Result<Self, Refused> {
         match (mode, slot) {
             (ModeKind::Permit, Some(slot)) if slot >= PERMITS_MAX => Err(Refused::SlotTooHigh { slot }),
@@ -91,8 +92,8 @@ pub enum Action {
     Enter,
     /// Check, then write in the same atomic step.
     Write,
-    /// Enter and write in one step, for an effect that does not depend on anything read before. Refuses a token equal
-    /// to the mark, so each token passes once (F-d).
+    /// Enter and write in one step, for an effect that does not depend on anything read before. Refuses a
+    /// token equal to the mark, so each token passes once (F-d).
     CheckOnce,
 }
 
@@ -106,7 +107,8 @@ impl fmt::Display for Action {
     }
 }
 
-/// The two marks of one slot, or of the base. `None` means that no such token has passed yet: any token passes.
+/// The two marks of one slot, or of the base. `None` means that no such token has passed yet: any token
+/// passes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Pair {
     /// The highest token that passed.
@@ -127,8 +129,8 @@ impl Pair {
 pub struct Marks {
     /// The marks for tokens without a slot. They also apply to every slot that was never seen.
     pub base: Pair,
-    /// The pairs of seen slots with a mark above the base. A slot's effective marks are the greater of its own and
-    /// the base's.
+    /// The pairs of seen slots with a mark above the base. A slot's effective marks are the greater of its
+    /// own and the base's.
     pub slots: BTreeMap<Slot, Pair>,
 }
 
@@ -138,21 +140,23 @@ pub struct Marks {
 pub enum Passed {
     /// The marks rose, and must be durable before the effect.
     Raised,
-    /// No mark rose: the token has passed before; or it is a reader's, and `any` is above it already, raised by a
-    /// reader with a higher token.
+    /// No mark rose: the token has passed before; or it is a reader's, and `any` is above it already, raised
+    /// by a reader with a higher token.
     Unchanged,
 }
 
 impl Marks {
     /// Applies the rule: if `section` may do `action`, raises the marks; otherwise changes nothing.
     ///
-    /// A writer passes if its token is at least `any`, and both marks become its token. A reader passes if its token is
-    /// at least `writer`, and `any` rises to its token if that is higher. So current readers don't cause each other to
-    /// be refused, and a delayed writer is refused once a reader with a higher token has entered. A section with a slot
-    /// is checked against the effective marks of that slot ([`Marks::effective`]), and raises that slot only; one
-    /// without a slot is checked against the marks of every slot, and raises the base and all slots.
+    /// A writer passes if its token is at least `any`, and both marks become its token. A reader passes if
+    /// its token is at least `writer`, and `any` rises to its token if that is higher. So current readers
+    /// don't cause each other to be refused, and a delayed writer is refused once a reader with a higher
+    /// token has entered. A section with a slot is checked against the effective marks of that slot
+    /// ([`Marks::effective`]), and raises that slot only; one without a slot is checked against the marks of
+    /// every slot, and raises the base and all slots.
     ///
-    /// A token equal to the mark passes, since one holder may write many times; only [`Action::CheckOnce`] refuses it.
+    /// A token equal to the mark passes, since one holder may write many times; only [`Action::CheckOnce`]
+    /// refuses it.
     ///
     /// # Errors
     /// [`Refused::Stale`], [`Refused::Repeated`] and [`Refused::SharedWrite`].
@@ -191,8 +195,8 @@ impl Marks {
                 let before = std::mem::replace(pair, pair.max(to));
                 rose |= *pair != before;
             }
-            // Drops slots without a mark above the base, so that the marks stay small, and equal marks have equal
-            // representations.
+            // Drops slots without a mark above the base, so that the marks stay small, and equal marks have
+            // equal representations.
             let base = self.base;
             self.slots.retain(|_, own| own.max(base) != base);
             return rose;

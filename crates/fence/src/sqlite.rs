@@ -1,7 +1,8 @@
 //! A fence in SQLite: marks in the caller's own database, raised in the transaction that they guard.
 //!
-//! Creates the marks table, and takes SQLite's write lock before it reads a mark. The rule is [`Marks::check`], run in
-//! this process: SQLite allows one writer at a time across all processes, so no other check can run in between.
+//! Creates the marks table, and takes SQLite's write lock before it reads a mark. The rule is
+//! [`Marks::check`], run in this process: SQLite allows one writer at a time across all processes, so no
+//! other check can run in between.
 //!
 //! ```
 //! use lockkeeper_fence::{Section, Token, sqlite as fence};
@@ -23,15 +24,16 @@
 //! # }
 //! ```
 //!
-//! Durability. Marks always survive a killed process. Power loss: [`enter`] commits with `synchronous = EXTRA` whatever
-//! the connection's setting. If the mark already has the section's token, from a transaction with a lower setting,
-//! `enter` writes it again and so makes it durable. A caller's own transaction is as durable as its connection (see
-//! [`check`]): FULL suffices with WAL, but not with a rollback journal, whose removal only EXTRA syncs. An in-memory
-//! database keeps its marks until it is closed, which suits tests. Network filesystems are not supported: their locks
-//! may not exclude other hosts, as SQLite's documentation warns.
+//! Durability. Marks always survive a killed process. Power loss: [`enter`] commits with `synchronous =
+//! EXTRA` whatever the connection's setting. If the mark already has the section's token, from a transaction
+//! with a lower setting, `enter` writes it again and so makes it durable. A caller's own transaction is as
+//! durable as its connection (see [`check`]): FULL suffices with WAL, but not with a rollback journal, whose
+//! removal only EXTRA syncs. An in-memory database keeps its marks until it is closed, which suits tests.
+//! Network filesystems are not supported: their locks may not exclude other hosts, as SQLite's documentation
+//! warns.
 //!
-//! The system's library is linked (Debian: `libsqlite3-dev`); to link a bundled one, enable the feature `bundled`
-//! of rusqlite in your own `Cargo.toml`.
+//! The system's library is linked (Debian: `libsqlite3-dev`); to link a bundled one, enable the feature
+//! `bundled` of rusqlite in your own `Cargo.toml`.
 
 /// The client library whose connections the fence takes.
 pub use rusqlite;
@@ -42,8 +44,8 @@ use lockkeeper_core::{Slot, Token};
 use crate::resource::{BadResource, checked};
 use crate::rule::{Action, Marks, Pair, Passed, Refused, Section};
 
-/// The table that [`install`] creates: one row per resource (slot -1), and one per permit slot whose marks are above
-/// the base. The value 0 means that no token has passed.
+/// The table that [`install`] creates: one row per resource (slot -1), and one per permit slot whose marks
+/// are above the base. The value 0 means that no token has passed.
 pub const SCHEMA_SQL: &str = "CREATE TABLE IF NOT EXISTS lockkeeper_fence_marks (
     resource     TEXT    NOT NULL,
     slot         INTEGER NOT NULL,
@@ -70,8 +72,8 @@ pub enum SqliteError {
     /// The text is not a valid resource name.
     #[error(transparent)]
     Resource(#[from] BadResource),
-    /// Another connection held the write lock for longer than `busy_timeout`; or it committed a write after the
-    /// first read of this transaction, which began as DEFERRED.
+    /// Another connection held the write lock for longer than `busy_timeout`; or it committed a write after
+    /// the first read of this transaction, which began as DEFERRED.
     #[error(
         "another connection is writing, or wrote since this transaction first read; nothing was done: roll back and try \
          again. Begin transactions that write as IMMEDIATE, and raise busy_timeout if writers take long"
@@ -137,8 +139,8 @@ impl Findings {
                 "the database is in memory: its marks end with this connection; open a file".to_owned(),
             );
         }
-        // With a rollback journal, removing the journal is the commit, and only EXTRA syncs the directory after the
-        // removal.
+        // With a rollback journal, removing the journal is the commit, and only EXTRA syncs the directory
+        // after the removal.
         let enough = if self.journal_mode == "wal" { 2 } else { EXTRA };
         if self.synchronous < enough && !self.in_memory {
             found.push(format!(
@@ -184,8 +186,9 @@ pub fn check(connection: &Connection) -> Result<Findings, SqliteError> {
 /// Raises the marks of `resource`, durably. Call it before the section reads the data that it will write.
 ///
 /// # Errors
-/// [`Refused::Stale`] if a later section has passed: stop. [`SqliteError::Resource`], [`SqliteError::InTransaction`],
-/// [`SqliteError::Busy`], [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`], [`SqliteError::Database`].
+/// [`Refused::Stale`] if a later section has passed: stop. [`SqliteError::Resource`],
+/// [`SqliteError::InTransaction`], [`SqliteError::Busy`], [`SqliteError::NotInstalled`],
+/// [`SqliteError::MarksCorrupt`], [`SqliteError::Database`].
 pub fn enter(connection: &mut Connection, resource: &str, section: Section) -> Result<(), SqliteError> {
     if !connection.is_autocommit() {
         return Err(SqliteError::InTransaction);
@@ -211,8 +214,8 @@ fn enter_synced(connection: &mut Connection, resource: &str, section: Section) -
     transaction.commit().map_err(failed)
 }
 
-/// [`enter`] as the first statement of a transaction that contains the whole section, both its reads and its writes.
-/// All other writers of the database wait until the transaction ends, and so do other sections.
+/// [`enter`] as the first statement of a transaction that contains the whole section, both its reads and its
+/// writes. All other writers of the database wait until the transaction ends, and so do other sections.
 ///
 /// # Errors
 /// As `enter`, except [`SqliteError::InTransaction`].
@@ -224,20 +227,20 @@ pub fn enter_within(
     pass(transaction, Action::Enter, resource, section)
 }
 
-/// Checks the section. Must be the first statement of a transaction that writes. All writes of the transaction take
-/// effect with its commit, or none.
+/// Checks the section. Must be the first statement of a transaction that writes. All writes of the
+/// transaction take effect with its commit, or none.
 ///
 /// # Errors
-/// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`SqliteError::Busy`], most likely if
-/// the transaction began as DEFERRED. [`SqliteError::Resource`], [`SqliteError::NotInstalled`],
+/// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`SqliteError::Busy`], most
+/// likely if the transaction began as DEFERRED. [`SqliteError::Resource`], [`SqliteError::NotInstalled`],
 /// [`SqliteError::MarksCorrupt`], [`SqliteError::Database`].
 pub fn write(transaction: &Transaction<'_>, resource: &str, section: Section) -> Result<(), SqliteError> {
     pass(transaction, Action::Write, resource, section)
 }
 
-/// As [`write()`], but each token passes only once, and `enter` is not needed: for an effect that does not depend on
-/// anything read before, executed at most once per grant (rule F-d). The token counts as used only if the transaction
-/// commits.
+/// As [`write()`], but each token passes only once, and `enter` is not needed: for an effect that does not
+/// depend on anything read before, executed at most once per grant (rule F-d). The token counts as used only
+/// if the transaction commits.
 ///
 /// # Errors
 /// As `write`, and [`Refused::Repeated`] for a token that has passed before.
@@ -252,17 +255,19 @@ pub fn check_once(
 /// The current marks; the default ones if the resource was never seen.
 ///
 /// # Errors
-/// [`SqliteError::Resource`], [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`], [`SqliteError::Database`].
+/// [`SqliteError::Resource`], [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`],
+/// [`SqliteError::Database`].
 pub fn marks(connection: &Connection, resource: &str) -> Result<Marks, SqliteError> {
     checked(resource)?;
     load(connection, resource)
 }
 
-/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are lower.
-/// Stop all writers first: a holder of an old token would pass the lowered mark.
+/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are
+/// lower. Stop all writers first: a holder of an old token would pass the lowered mark.
 ///
 /// # Errors
-/// [`SqliteError::Resource`], [`SqliteError::Busy`], [`SqliteError::NotInstalled`], [`SqliteError::Database`].
+/// [`SqliteError::Resource`], [`SqliteError::Busy`], [`SqliteError::NotInstalled`],
+/// [`SqliteError::Database`].
 pub fn reset(connection: &mut Connection, resource: &str, to: Token) -> Result<(), SqliteError> {
     checked(resource)?;
     let failed = |error| means("the reset of the marks", error);
@@ -281,11 +286,11 @@ fn pass(
     section: Section,
 ) -> Result<(), SqliteError> {
     checked(resource)?;
-    // This write comes before the marks are read. In a DEFERRED transaction it takes the write lock, or fails if
-    // another connection committed a write after this transaction's first read. It rewrites the base row and the slot's
-    // row even if no mark rises: a transaction with a lower `synchronous` level may have raised these marks, and this
-    // commit makes them durable. `slot` is set because it is part of the key, so SQLite deletes and inserts the row; an
-    // update of other columns to equal values would write nothing.
+    // This write comes before the marks are read. In a DEFERRED transaction it takes the write lock, or fails
+    // if another connection committed a write after this transaction's first read. It rewrites the base row
+    // and the slot's row even if no mark rises: a transaction with a lower `synchronous` level may have
+    // raised these marks, and this commit makes them durable. `slot` is set because it is part of the key, so
+    // SQLite deletes and inserts the row; an update of other columns to equal values would write nothing.
     transaction
         .prepare_cached(
             "UPDATE lockkeeper_fence_marks SET slot = slot WHERE resource = ?1 AND slot IN (-1, ?2)",
@@ -371,7 +376,8 @@ fn synchronous(connection: &Connection) -> Result<u8, SqliteError> {
 fn means(doing: &'static str, error: rusqlite::Error) -> SqliteError {
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => SqliteError::Busy(error),
-        // Recognized by its text, since the error variant depends on rusqlite features, which the caller chooses.
+        // Recognized by its text, since the error variant depends on rusqlite features, which the caller
+        // chooses.
         _ if error.to_string().contains("no such table: lockkeeper_fence_marks") => {
             SqliteError::NotInstalled(error)
         }

@@ -1,10 +1,12 @@
-//! The gate beside a plain reverse proxy of the same library, in front of the same trivial upstream; they alternate within one run.
+//! The gate beside a plain reverse proxy of the same library, in front of the same trivial upstream; they
+//! alternate within one run.
 //!
-//! `cargo bench -p lockkeeper-gate --bench gate [DIRECTORY] [RESOURCES]`. The marks are in DIRECTORY, or in the system's directory for
-//! temporary files (which may be in memory, where a sync costs nothing). Clients, proxies and upstream share the machine's cores.
-//! Targets: p50 at most 1.2 × the plain proxy's, for a new token 1.2 × that of a plain proxy that waits for one
-//! group-committed `fdatasync`; 15,000 guarded requests/s with 64 connections
-//! on two cores; memory that does not grow with the resources seen. The targets are not asserted.
+//! `cargo bench -p lockkeeper-gate --bench gate [DIRECTORY] [RESOURCES]`. The marks are in DIRECTORY, or in
+//! the system's directory for temporary files (which may be in memory, where a sync costs nothing). Clients,
+//! proxies and upstream share the machine's cores. Targets: p50 at most 1.2 × the plain proxy's, for a new
+//! token 1.2 × that of a plain proxy that waits for one group-committed `fdatasync`; 15,000 guarded
+//! requests/s with 64 connections on two cores; memory that does not grow with the resources seen. The
+//! targets are not asserted.
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
 use std::convert::Infallible;

@@ -23,7 +23,8 @@ struct Activity {
     since: Instant,
 }
 
-/// A request in progress, and its share of all. It lasts until the connection has taken the last part of the response.
+/// A request in progress, and its share of all. It lasts until the connection has taken the last part of the
+/// response.
 #[derive(Debug)]
 pub(crate) struct InProgress {
     client: Arc<ClientConnection>,

@@ -64,8 +64,8 @@ const METHOD_OVERRIDES: [&str; 8] = [
     "x-original-method",
 ];
 
-/// Headers by which they take it for one of another path, or that name a second resource which the request changes (`Destination` of
-/// `MOVE` and `COPY`).
+/// Headers by which they take it for one of another path, or that name a second resource which the request
+/// changes (`Destination` of `MOVE` and `COPY`).
 const PATH_OVERRIDES: [&str; 12] = [
     "destination",
     "x-forwarded-path",
@@ -81,15 +81,16 @@ const PATH_OVERRIDES: [&str; 12] = [
     "x-rewrite-url",
 ];
 
-/// A header whose name has other characters than letters, digits and `-`. Many servers fold these to one character (CGI: `_`), and
-/// then take the header for another one that the gate checks.
+/// A header whose name has other characters than letters, digits and `-`. Many servers fold these to one
+/// character (CGI: `_`), and then take the header for another one that the gate checks.
 pub(crate) fn foldable_name(headers: &HeaderMap) -> Option<&HeaderName> {
     headers
         .keys()
         .find(|name| !name.as_str().bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'))
 }
 
-/// The header or the parameter of the query by which an upstream may take the request for one of another method.
+/// The header or the parameter of the query by which an upstream may take the request for one of another
+/// method.
 pub(crate) fn overrides_method(parts: &Parts) -> Option<String> {
     let header =
         other_than(&parts.headers, &METHOD_OVERRIDES, |value| value == parts.method.as_str().as_bytes());
@@ -136,7 +137,8 @@ pub(crate) fn to_upstream(parts: &mut Parts, client: &ClientConnection, body: &i
     if trailers {
         parts.headers.insert(TE, HeaderValue::from_static("trailers"));
     }
-    // The client of the upstream sends a body of unknown length only with this, if the method is one that has none as a rule.
+    // The client of the upstream sends a body of unknown length only with this, if the method is one that has
+    // none as a rule.
     if !body.is_end_stream() && !parts.headers.contains_key(CONTENT_LENGTH) {
         parts.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }

@@ -1,4 +1,5 @@
-//! The end of a request at the upstream: of a guarded one seen, or unknown; and of any one if its client does not read.
+//! The end of a request at the upstream: of a guarded one seen, or unknown; and of any one if its client does
+//! not read.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,8 +20,8 @@ use crate::client::InProgress;
 use crate::observe;
 use crate::reader::ReaderWait;
 
-/// A guarded request that may be at the upstream. Dropped before [`Inside::ended`], its end is unknown: the upstream may
-/// still be working on it, so its resource stays as it is for the settling time.
+/// A guarded request that may be at the upstream. Dropped before [`Inside::ended`], its end is unknown: the
+/// upstream may still be working on it, so its resource stays as it is for the settling time.
 #[derive(Debug)]
 pub(crate) struct Inside {
     pass: Option<Pass>,
@@ -63,8 +64,8 @@ pub(crate) enum GateBody {
     Upstream(UpstreamBody),
 }
 
-/// The upstream's body. A guarded write ends with it. A client that does not read its response keeps the body from being
-/// polled, so a task of its own ends a response that takes too long.
+/// The upstream's body. A guarded write ends with it. A client that does not read its response keeps the body
+/// from being polled, so a task of its own ends a response that takes too long.
 #[derive(Debug)]
 pub(crate) struct UpstreamBody {
     transfer: Arc<Mutex<Transfer>>,
@@ -100,8 +101,8 @@ impl GateBody {
         Self::Own(Some(bytes).filter(|bytes| !bytes.is_empty()))
     }
 
-    /// `inside`: the request, if it ends with this body, and when that takes too long. `reader`: how long the body may wait
-    /// for its reader.
+    /// `inside`: the request, if it ends with this body, and when that takes too long. `reader`: how long the
+    /// body may wait for its reader.
     pub(crate) fn of_upstream(
         body: Incoming,
         inside: Option<(Inside, Instant)>,
@@ -157,8 +158,8 @@ impl Transfer {
         Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)))
     }
 
-    /// The upstream has ended the response. The request stays in progress until the server has dropped the body: it may hold
-    /// the last frame until the client reads.
+    /// The upstream has ended the response. The request stays in progress until the server has dropped the
+    /// body: it may hold the last frame until the client reads.
     fn end(&mut self) {
         self.body = None;
         if let Some((inside, _)) = self.inside.take() {

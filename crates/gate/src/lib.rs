@@ -1,11 +1,13 @@
 //! A reverse proxy that checks fencing tokens, in front of an HTTP service that can't.
 //!
-//! Each request passes in this order: it is read strictly (`headers.rs`), its resource is named (`rules.rs`), it is admitted
-//! (the fence's door), its token is asked for at the lock service if that is set up, its mark is made durable, it is forwarded
-//! (`service.rs`), and its end is waited for (`inside.rs`). `restart.rs` covers what a killed gate leaves behind.
+//! Each request passes in this order: it is read strictly (`headers.rs`), its resource is named (`rules.rs`),
+//! it is admitted (the fence's door), its token is asked for at the lock service if that is set up, its mark
+//! is made durable, it is forwarded (`service.rs`), and its end is waited for (`inside.rs`). `restart.rs`
+//! covers what a killed gate leaves behind.
 //!
-//! What the gate can't know is whether the upstream still works on a request whose connection broke. Such a resource stays as it
-//! is for [`GateOptions::settle`]; past that, the promise (P3) rests on the upstream having ended it.
+//! What the gate can't know is whether the upstream still works on a request whose connection broke. Such a
+//! resource stays as it is for [`GateOptions::settle`]; past that, the promise (P3) rests on the upstream
+//! having ended it.
 //!
 //! # Invariants
 //!
@@ -78,12 +80,13 @@ const HEADERS_BYTES_MAX: usize = 64 * 1024;
 const STREAMS_MAX: u32 = 256;
 /// Time limit for a connection to the upstream.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Idle connections to the upstream are closed after this time, before any usual server does (2 s and more): a request that meets a
-/// connection in the moment of its closing has an unknown end.
+/// Idle connections to the upstream are closed after this time, before any usual server does (2 s and more):
+/// a request that meets a connection in the moment of its closing has an unknown end.
 const IDLE: Duration = Duration::from_secs(1);
 /// How often a connection of HTTP/2 is checked, and for how long.
 const PING: Duration = Duration::from_secs(30);
-/// Time limit for a connection that ends without requests in progress. A client of HTTP/2 may keep streams open.
+/// Time limit for a connection that ends without requests in progress. A client of HTTP/2 may keep streams
+/// open.
 const CLOSING: Duration = Duration::from_secs(5);
 /// Pause after a connection could not be accepted, as when there are no more descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
@@ -120,8 +123,8 @@ pub struct GateOptions {
     pub timeout: Duration,
     /// Time limit for the requests that are inside when the gate is to end.
     pub drain: Duration,
-    /// How long the gate waits for a client: on a connection without a request in progress, and for a response to be read, in
-    /// all. Each KiB that is read adds a second, up to this time.
+    /// How long the gate waits for a client: on a connection without a request in progress, and for a
+    /// response to be read, in all. Each KiB that is read adds a second, up to this time.
     pub client_timeout: Duration,
     /// Connections of clients at once. One network has half of them at most.
     pub connections_max: usize,
@@ -288,7 +291,8 @@ impl Gate {
         self.admin.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
     }
 
-    /// Serves until `end`; then lets the requests that are inside end, for the drain time. Returns whether all of them did.
+    /// Serves until `end`; then lets the requests that are inside end, for the drain time. Returns whether
+    /// all of them did.
     ///
     /// # Errors
     /// The marks' directory could not be written at the end. All marks are durable all the same.

@@ -1,10 +1,10 @@
-//! What the marks of a resource say beyond the fence's rule: in which mode a token came first, and what a killed gate may
-//! have left at the upstream.
+//! What the marks of a resource say beyond the fence's rule: in which mode a token came first, and what a
+//! killed gate may have left at the upstream.
 
 use lockkeeper_fence::{Marks, ModeKind, Section, Token};
 
-/// The mode in which the section's token came first, if the section says another one. A downgrade to `shared` keeps its
-/// token (F-c). A permit without a slot counts as exclusive: the rule treats both alike.
+/// The mode in which the section's token came first, if the section says another one. A downgrade to `shared`
+/// keeps its token (F-c). A permit without a slot counts as exclusive: the rule treats both alike.
 pub(crate) fn other_mode(marks: &Marks, section: Section) -> Option<String> {
     let token = Some(section.token());
     if let Some(slot) = section.slot()
@@ -27,9 +27,10 @@ pub(crate) fn other_mode(marks: &Marks, section: Section) -> Option<String> {
 
 /// Whether a section may run beside requests of the previous run, which left these marks.
 ///
-/// A permit's request that is still at the upstream has the token of its slot's effective writer: a higher one would have
-/// waited for its end. Likewise without a slot, with the base's writer. So a section may run if every writer that it must
-/// not run beside has its own token. A slot without marks of its own has the base's writer, whichever slots have their own.
+/// A permit's request that is still at the upstream has the token of its slot's effective writer: a higher
+/// one would have waited for its end. Likewise without a slot, with the base's writer. So a section may run
+/// if every writer that it must not run beside has its own token. A slot without marks of its own has the
+/// base's writer, whichever slots have their own.
 pub(crate) fn may_join(marks: &Marks, section: Section) -> bool {
     let is_own = |writer: Option<Token>| writer.is_none_or(|writer| writer == section.token());
     match section.slot() {
@@ -123,8 +124,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Tokens that come in any mode and slot, in runs that end by a kill: nothing begins beside a write of another
-        /// section that is at the upstream, of this run or of one before.
+        /// Tokens that come in any mode and slot, in runs that end by a kill: nothing begins beside a write
+        /// of another section that is at the upstream, of this run or of one before.
         #[test]
         fn no_section_begins_beside_a_write_that_a_killed_gate_left(steps in steps(0..5_u32)) {
             let (mut marks, mut door, mut is_settled) = (Marks::default(), Door::default(), true);

@@ -19,7 +19,8 @@ const ADMISSION: &str = "lockkeeper_gate_admission_seconds";
 /// Upper bounds of the histogram, in seconds.
 const BUCKETS: [f64; 12] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0];
 
-/// The process's recorder, which is installed by the first call. If the process has another one, that one has the metrics.
+/// The process's recorder, which is installed by the first call. If the process has another one, that one has
+/// the metrics.
 pub(crate) fn recorder() -> PrometheusHandle {
     static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
     let install = || {

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 /// A reader that is slower, in bytes a second, uses up the time that its response may wait.
 const BYTES_PER_S_MIN: u64 = 1024;
 
-/// The time that a response has left to wait for its reader. Time that the upstream takes does not count; what is read
-/// adds time again, up to the limit.
+/// The time that a response has left to wait for its reader. Time that the upstream takes does not count;
+/// what is read adds time again, up to the limit.
 #[derive(Debug)]
 pub(crate) struct ReaderWait {
     limit: Duration,

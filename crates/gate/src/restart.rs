@@ -1,10 +1,10 @@
 //! Whether the gate ended in an orderly way the last time.
 //!
-//! A gate that was killed has left requests at the upstream whose ends nobody has seen. They can only be at resources that
-//! have marks, since marks are durable before a request is forwarded, and only under the tokens of the last writers. So for
-//! the first `settle` after such a start, a resource with marks admits only what may run beside those (`marks.rs`). A gate
-//! that ended in an orderly way, with no request inside, leaves a file that says so; it is removed, durably, before the next
-//! request is admitted.
+//! A gate that was killed has left requests at the upstream whose ends nobody has seen. They can only be at
+//! resources that have marks, since marks are durable before a request is forwarded, and only under the
+//! tokens of the last writers. So for the first `settle` after such a start, a resource with marks admits
+//! only what may run beside those (`marks.rs`). A gate that ended in an orderly way, with no request inside,
+//! leaves a file that says so; it is removed, durably, before the next request is admitted.
 
 use std::fs::{self, File};
 use std::io;

@@ -14,8 +14,9 @@
 //! open = true                      # never needs a token
 //! ```
 //!
-//! The most specific path counts, whatever the order. Without `methods`, and for a path that no rule matches, every method but
-//! GET, HEAD and OPTIONS needs a token. A method that no list can leave out, such as `MOVE`, needs one unless the path is open.
+//! The most specific path counts, whatever the order. Without `methods`, and for a path that no rule matches,
+//! every method but GET, HEAD and OPTIONS needs a token. A method that no list can leave out, such as `MOVE`,
+//! needs one unless the path is open.
 
 use std::path::Path;
 
@@ -25,7 +26,8 @@ use matchit::{Params, Router};
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
-/// The methods that `methods` of a rule may leave out. Others (`MOVE`, `PROPPATCH`, `PURGE`, …) are not known to change nothing.
+/// The methods that `methods` of a rule may leave out. Others (`MOVE`, `PROPPATCH`, `PURGE`, …) are not known
+/// to change nothing.
 const OPTIONAL: [Method; 7] =
     [Method::GET, Method::HEAD, Method::OPTIONS, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
 
@@ -280,8 +282,8 @@ impl Template {
     }
 }
 
-/// The one spelling of a path: percent-decoded, without a slash at its end. `None` if upstreams may read the path in
-/// different ways: with another spelling, a client could reach a resource past its marks.
+/// The one spelling of a path: percent-decoded, without a slash at its end. `None` if upstreams may read the
+/// path in different ways: with another spelling, a client could reach a resource past its marks.
 pub(crate) fn canonical(path: &str) -> Option<String> {
     if path == "*" {
         return Some(path.to_owned());

@@ -92,8 +92,8 @@ impl From<Response<Bytes>> for Refusal {
 }
 
 impl GateState {
-    /// Answers a request. If the future is dropped because the client has gone, a guarded write that is at the upstream
-    /// continues to its end.
+    /// Answers a request. If the future is dropped because the client has gone, a guarded write that is at
+    /// the upstream continues to its end.
     pub(crate) async fn answer(
         self: Arc<Self>,
         client: Arc<ClientConnection>,
@@ -215,8 +215,8 @@ impl GateState {
         Ok(if is_answered_here { Disposition::Entered } else { Disposition::Guarded(pass, fenced.action) })
     }
 
-    /// What the marks say beyond the fence's rule: a token is of one mode, and requests of the previous run may be at the
-    /// upstream if that did not end in an orderly way.
+    /// What the marks say beyond the fence's rule: a token is of one mode, and requests of the previous run
+    /// may be at the upstream if that did not end in an orderly way.
     fn refusal_by_marks(&self, marks: &Marks, section: Section) -> Option<Refusal> {
         if let Some(first) = other_mode(marks, section) {
             let detail = format!(
@@ -330,8 +330,8 @@ impl Upstream {
     }
 }
 
-/// A future that is spawned if it is dropped before its end. Spawned from the beginning, it would cost each request two wake-ups on
-/// another thread, a tenth of its time.
+/// A future that is spawned if it is dropped before its end. Spawned from the beginning, it would cost each
+/// request two wake-ups on another thread, a tenth of its time.
 struct FinishDetached<T: Send + 'static> {
     future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
 }

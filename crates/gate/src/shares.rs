@@ -1,4 +1,5 @@
-//! Limits on connections and requests: in all, for the clients of one network, and for requests that are no guarded writes.
+//! Limits on connections and requests: in all, for the clients of one network, and for requests that are no
+//! guarded writes.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -18,7 +18,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// How often the files are compared with those in use.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// The certificate and the key that the gate shows to its clients. TLS 1.2 and 1.3; clients need no certificate.
+/// The certificate and the key that the gate shows to its clients. TLS 1.2 and 1.3; clients need no
+/// certificate.
 pub struct GateTls {
     certificate: PathBuf,
     key: PathBuf,
@@ -51,8 +52,8 @@ impl GateTls {
         Ok(Arc::new(Self { certificate, key, current: Mutex::new(loaded) }))
     }
 
-    /// Reads the files again and uses them for new connections. Returns whether their contents have changed. Blocks the
-    /// thread.
+    /// Reads the files again and uses them for new connections. Returns whether their contents have changed.
+    /// Blocks the thread.
     ///
     /// # Errors
     /// [`GateError::Tls`]: the files can't be used; those before stay in use.
@@ -83,7 +84,8 @@ impl GateTls {
                 Ok(false) => {}
                 Err(error) => {
                     let text = error.to_string();
-                    // The files may just be being replaced, so the same error is logged once, and when it is asked for.
+                    // The files may just be being replaced, so the same error is logged once, and when it is
+                    // asked for.
                     if is_asked || failed.as_ref() != Some(&text) {
                         tracing::error!("the certificate in use stays: {text}");
                     }

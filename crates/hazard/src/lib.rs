@@ -1,11 +1,12 @@
 //! The hazards of locks, played under virtual time.
 //!
-//! [`play()`] lets two or three clients use a lock while something goes wrong (a pause, a clock that drifts, a cut network, a
-//! delayed packet), and returns a [`Trace`]: what happened on each lane, and what the resource contains in the end. The
-//! lock table, the client's state machine and the fence rule are the production ones, so a trace is evidence, not a
-//! drawing. [`STORIES`] are settings with a lesson.
+//! [`play()`] lets two or three clients use a lock while something goes wrong (a pause, a clock that drifts,
+//! a cut network, a delayed packet), and returns a [`Trace`]: what happened on each lane, and what the
+//! resource contains in the end. The lock table, the client's state machine and the fence rule are the
+//! production ones, so a trace is evidence, not a drawing. [`STORIES`] are settings with a lesson.
 //!
-//! Reading order: [`Settings`], `stories.rs`, `play/mod.rs`; then what it moves: `process.rs`, `locks.rs`, `resource.rs`. [`page`] shows traces.
+//! Reading order: [`Settings`], `stories.rs`, `play/mod.rs`; then what it moves: `process.rs`, `locks.rs`,
+//! `resource.rs`. [`page`] shows traces.
 //!
 //! The simulator (`crates/sim`) looks for mistakes in thousands of random worlds. This crate shows one chosen
 //! world and must be read by newcomers, so the two share no code. The service does not depend on this crate,

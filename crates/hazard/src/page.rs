@@ -25,7 +25,8 @@ pub const SCRIPTS: [(&str, &str); 5] = [
 const STYLE_LINK: &str = "<link rel=\"stylesheet\" href=\"hazard/hazard.css\">";
 const SCRIPT_LINK: &str = "<script type=\"module\" src=\"hazard/hazard.js\"></script>";
 
-/// All stories, and their traces with everything that the resource can check: what the page shows without a server.
+/// All stories, and their traces with everything that the resource can check: what the page shows without a
+/// server.
 #[must_use]
 pub fn recorded() -> Value {
     STORIES.iter().map(recorded_story).collect()
@@ -59,7 +60,8 @@ pub fn single_file() -> String {
     HTML.replacen(STYLE_LINK, &style, 1).replacen(SCRIPT_LINK, &script, 1)
 }
 
-/// The scripts as one module: without their imports, each of which is a line, and their exports. Their names differ.
+/// The scripts as one module: without their imports, each of which is a line, and their exports. Their names
+/// differ.
 fn one_module() -> String {
     let mut all = String::new();
     for line in SCRIPTS.iter().flat_map(|(_, script)| script.lines()) {

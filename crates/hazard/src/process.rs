@@ -1,4 +1,5 @@
-//! A client's process: the production state machine of its session, its clock, and the program that uses the lock.
+//! A client's process: the production state machine of its session, its clock, and the program that uses the
+//! lock.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -133,8 +134,8 @@ impl Process {
         Some(if self.mode == ModeKind::Shared { Section::shared(token) } else { Section::exclusive(token) })
     }
 
-    /// As `Guard::check`: the hold has not ended, as far as this process has learned, and its lease is valid by the process's own
-    /// clock.
+    /// As `Guard::check`: the hold has not ended, as far as this process has learned, and its lease is valid
+    /// by the process's own clock.
     pub(crate) fn is_valid(&self, now_ms: u64) -> bool {
         let is_held = self.hold.is_some_and(|hold| hold.lost.is_none());
         is_held && self.lease_deadline.is_some_and(|until| self.clock.at(now_ms) < until)

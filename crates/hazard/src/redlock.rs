@@ -1,4 +1,5 @@
-//! Redlock: a key with an expiry on each of five Redis servers. A lock is held by who has it on three of them.
+//! Redlock: a key with an expiry on each of five Redis servers. A lock is held by who has it on three of
+//! them.
 //!
 //! The servers are modelled here (`SET NX PX`, and each its own clock); the client is the production one.
 
@@ -129,7 +130,8 @@ impl Redlock {
         }
     }
 
-    /// Extends a client's keys. Returns the request whose keys have lost their majority; its remaining keys are deleted.
+    /// Extends a client's keys. Returns the request whose keys have lost their majority; its remaining keys
+    /// are deleted.
     fn renew(&mut self, now: u64, client: Client) -> Option<Seq> {
         let seq = *self.granted.get(&client)?;
         let mut renewed = 0;

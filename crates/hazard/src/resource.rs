@@ -51,8 +51,8 @@ impl PlayedAccount {
         Ok(BalanceRead { balance: self.balance, version: self.withdrawals.len() })
     }
 
-    /// Writes a balance from which `amount` was withdrawn. Returns the withdrawals that it overwrites: those made after
-    /// the writer has read.
+    /// Writes a balance from which `amount` was withdrawn. Returns the withdrawals that it overwrites: those
+    /// made after the writer has read.
     pub(crate) fn write(
         &mut self,
         by: Lane,

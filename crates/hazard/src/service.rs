@@ -1,5 +1,6 @@
-//! Our own lock service: the production table, and around it a model of a leader's timers (`crates/replica/src/deadlines.rs`),
-//! under virtual time: an open and keep-alives move a session's deadline, nothing else does.
+//! Our own lock service: the production table, and around it a model of a leader's timers
+//! (`crates/replica/src/deadlines.rs`), under virtual time: an open and keep-alives move a session's
+//! deadline, nothing else does.
 //!
 //! One node is enough: how several agree on the table's commands changes nothing for clients.
 
@@ -94,8 +95,8 @@ impl LockService {
             Reply::Finished(end) => Answer::Finished(end),
             Reply::Done => Answer::Closed,
             Reply::SessionGone => Answer::SessionGone,
-            // The requests of a play break no rule and reach no limit, so nothing else is replied: the tests find a program
-            // that never ends.
+            // The requests of a play break no rule and reach no limit, so nothing else is replied: the tests
+            // find a program that never ends.
             _ => return,
         };
         out.push(Sent::to(client, Event::Answered { call, answer }));

@@ -182,8 +182,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Sets one of [`KEYS`] from its text. Durations are as `10s` or `1500ms`, drift is a number of percent, `crash` is `true`
-    /// or `false`.
+    /// Sets one of [`KEYS`] from its text. Durations are as `10s` or `1500ms`, drift is a number of percent,
+    /// `crash` is `true` or `false`.
     ///
     /// # Errors
     /// [`SettingsError`]: the key or the value is unknown, or out of range. Nothing was set.

@@ -65,7 +65,8 @@ fn stories_end_as_they_say() {
     assert_eq!(outcomes("lock-delay"), [(Kept, 20), (Kept, 20), (Kept, 20)]);
 }
 
-/// Without a step of a clock, Redlock's client notices by its own that its keys are gone: a grant that arrives late is no lock.
+/// Without a step of a clock, Redlock's client notices by its own that its keys are gone: a grant that
+/// arrives late is no lock.
 #[test]
 fn grant_of_redlock_that_arrives_after_its_keys_have_expired_is_not_used() {
     let late = [("step", "0s"), ("ttl", "10s"), ("cut-at", "700ms"), ("cut-for", "12s")];

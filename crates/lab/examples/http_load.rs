@@ -1,5 +1,5 @@
-//! As `load`, by HTTP/JSON: N clients, each with its own keep-alive connection, session and lock, acquire and release in
-//! closed loops.
+//! As `load`, by HTTP/JSON: N clients, each with its own keep-alive connection, session and lock, acquire and
+//! release in closed loops.
 //!
 //! `cargo run --release -p lockkeeper-lab --example http_load -- 127.0.0.1:5627 CLIENTS SECONDS`
 

@@ -1,7 +1,8 @@
-//! Load for a node: N logical clients, each with its own session and lock, acquire and release in closed loops over a
-//! few connections. Also prints the median time of a single synced write in DIRECTORY.
+//! Load for a node: N logical clients, each with its own session and lock, acquire and release in closed
+//! loops over a few connections. Also prints the median time of a single synced write in DIRECTORY.
 //!
-//! `cargo run --release -p lockkeeper-lab --example load -- http://127.0.0.1:5625 CLIENTS CONNECTIONS SECONDS DIRECTORY`
+//! `cargo run --release -p lockkeeper-lab --example load -- http://127.0.0.1:5625 CLIENTS CONNECTIONS SECONDS
+//! DIRECTORY`
 
 #![allow(clippy::print_stdout, reason = "its result")]
 

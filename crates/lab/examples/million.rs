@@ -1,6 +1,6 @@
-//! The cost of a full table for a node: HOLDS held locks, then 64 clients in closed loops beside them while snapshots
-//! are taken, then a restart. Prints the longest step of a snapshot on the replica's thread, the longest gap between
-//! two turns with requests, and the durations of the snapshots and the restart.
+//! The cost of a full table for a node: HOLDS held locks, then 64 clients in closed loops beside them while
+//! snapshots are taken, then a restart. Prints the longest step of a snapshot on the replica's thread, the
+//! longest gap between two turns with requests, and the durations of the snapshots and the restart.
 //!
 //! `cargo run --release -p lockkeeper-lab --example million -- DIRECTORY HOLDS SECONDS`
 

@@ -28,8 +28,8 @@ pub(crate) fn server() -> Redis {
     redis
 }
 
-/// The URL of the locks of a Redis server, with tokens. The locks' keys have a prefix: the lock `account` must not be
-/// the key of the account.
+/// The URL of the locks of a Redis server, with tokens. The locks' keys have a prefix: the lock `account`
+/// must not be the key of the account.
 pub(crate) fn locks_at(redis: &Redis) -> String {
     format!("{}?fencing=counter&prefix=locks:", redis.url())
 }

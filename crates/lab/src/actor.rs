@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Pitfall, Result, Variant};
 
-/// What an actor is to do: the first line on its standard input. Each further line lets it go on from a point.
+/// What an actor is to do: the first line on its standard input. Each further line lets it go on from a
+/// point.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Cue {
     pub(crate) pitfall: String,

@@ -1,12 +1,12 @@
-//! The classic mistakes with distributed locks, as short programs that fail on real servers, each beside the right
-//! way. `lockkeeper-lab pitfalls` plays them; docs/pitfalls.md is made from them.
+//! The classic mistakes with distributed locks, as short programs that fail on real servers, each beside the
+//! right way. `lockkeeper-lab pitfalls` plays them; docs/pitfalls.md is made from them.
 //!
-//! A [`Pitfall`] has two programs, the mistake and the right way, and one script that plays either of them: it starts
-//! servers and actors (processes that run the program), injects the same fault at the same point, and reads from the
-//! resource what was lost.
+//! A [`Pitfall`] has two programs, the mistake and the right way, and one script that plays either of them:
+//! it starts servers and actors (processes that run the program), injects the same fault at the same point,
+//! and reads from the resource what was lost.
 //!
-//! Reading order: one file of `mistakes`, say `mistakes/no_fence.rs`; then `account.rs` and `naive.rs` (what the
-//! programs share), `actor.rs` (an actor's side of the play), `scene.rs` (the script's side).
+//! Reading order: one file of `mistakes`, say `mistakes/no_fence.rs`; then `account.rs` and `naive.rs` (what
+//! the programs share), `actor.rs` (an actor's side of the play), `scene.rs` (the script's side).
 //!
 //! - An outcome is read from the resource or the lock service, never from an actor.
 //! - "For ever" needs a proof at the lock service (a key without a ttl, a dead holder that is still the
@@ -37,7 +37,8 @@ pub use scene::{Line, LineKind, play};
 use actor::Actor;
 use scene::Scene;
 
-/// The result of a program or a script. An error means that the play itself failed, not that something was lost.
+/// The result of a program or a script. An error means that the play itself failed, not that something was
+/// lost.
 pub type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Which of a pitfall's two programs the actors run.

@@ -1,4 +1,5 @@
-//! The `lockkeeper-lab` command: experiments that start servers of other projects. `lockkeeper pitfalls` runs it.
+//! The `lockkeeper-lab` command: experiments that start servers of other projects. `lockkeeper pitfalls` runs
+//! it.
 
 mod output;
 mod pitfalls;

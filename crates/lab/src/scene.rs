@@ -1,4 +1,5 @@
-//! The script's side of a play: the processes of the actors, the points at which they are held, and the faults.
+//! The script's side of a play: the processes of the actors, the points at which they are held, and the
+//! faults.
 //!
 //! Guarantees: every wait has a time limit; all actors, and what they have started, end with the scene.
 
@@ -43,11 +44,12 @@ pub enum LineKind {
     Script,
 }
 
-/// Plays a pitfall with one of its programs. `actor` is the command line of a process that calls [`crate::act`];
-/// `watch` gets each line as it happens.
+/// Plays a pitfall with one of its programs. `actor` is the command line of a process that calls
+/// [`crate::act`]; `watch` gets each line as it happens.
 ///
 /// # Errors
-/// The play failed: a server or an actor does not start, an actor ends with an error, or a point is not reached.
+/// The play failed: a server or an actor does not start, an actor ends with an error, or a point is not
+/// reached.
 ///
 /// # Panics
 /// A server does not start: see `lockkeeper_rig`.
@@ -123,7 +125,8 @@ impl ActorProcess {
 }
 
 impl Scene<'_> {
-    /// Gives actors that are started from now on the URL of a server, as [`Actor::url`](crate::actor::Actor::url).
+    /// Gives actors that are started from now on the URL of a server, as
+    /// [`Actor::url`](crate::actor::Actor::url).
     pub(crate) fn serve(&mut self, server: &'static str, url: impl Into<String>) {
         self.urls.insert(server, url.into());
     }
@@ -207,7 +210,8 @@ impl Scene<'_> {
         }
     }
 
-    /// As [`wait`](Self::wait), for at most `limit`; `None` if it is neither at a stop nor at its end by then.
+    /// As [`wait`](Self::wait), for at most `limit`; `None` if it is neither at a stop nor at its end by
+    /// then.
     pub(crate) fn wait_for(&mut self, actor: &'static str, limit: Duration) -> Result<Option<Reached>> {
         let until = Instant::now() + limit;
         loop {
@@ -222,8 +226,8 @@ impl Scene<'_> {
         }
     }
 
-    /// Whether an actor that waits for something reaches a stop or its end. `never` looks for the proof that it can't,
-    /// each time that the actor has waited for `period` in vain.
+    /// Whether an actor that waits for something reaches a stop or its end. `never` looks for the proof that
+    /// it can't, each time that the actor has waited for `period` in vain.
     pub(crate) fn comes(
         &mut self,
         actor: &'static str,
@@ -271,7 +275,8 @@ impl Scene<'_> {
         }
     }
 
-    /// Stops an actor's process (SIGSTOP), as a garbage collection, a swapped-out page or a suspended VM does.
+    /// Stops an actor's process (SIGSTOP), as a garbage collection, a swapped-out page or a suspended VM
+    /// does.
     pub(crate) fn pause(&mut self, actor: &'static str) -> Result {
         let pid = self.actor(actor)?.pid();
         kill(pid, Signal::SIGSTOP)?;

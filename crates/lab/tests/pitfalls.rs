@@ -1,4 +1,5 @@
-//! `lockkeeper-lab pitfalls`: each mistake loses something, and its right way nothing, as docs/pitfalls.md says.
+//! `lockkeeper-lab pitfalls`: each mistake loses something, and its right way nothing, as docs/pitfalls.md
+//! says.
 
 use std::process::{Command, Output};
 

@@ -2,16 +2,16 @@
 
 use std::fmt;
 
-/// One event. Leaders count from 0 (shown as A, B, C), streams from 1. A renewal is a keep-alive or an attach, called a
-/// sign of life in `docs/lease-rules.md`.
+/// One event. Leaders count from 0 (shown as A, B, C), streams from 1. A renewal is a keep-alive or an
+/// attach, called a sign of life in `docs/lease-rules.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// A quarter of a ttl passes. The leaders in the bit mask are stalled meanwhile.
     Tick { stalled: u8 },
     /// The client stamps and sends a renewal, which arrives at once.
     Send { stream: u8 },
-    /// The client sends a renewal that is delayed for so long that its acknowledgement will not extend the client's
-    /// lease.
+    /// The client sends a renewal that is delayed for so long that its acknowledgement will not extend the
+    /// client's lease.
     SendLate { stream: u8 },
     /// The client detects the end of its stream, or closes it.
     Hang,
@@ -39,12 +39,13 @@ pub enum Action {
     Confirm(u8),
     /// The leader processes the confirmation, and acknowledges the renewals of the quorum read.
     Acknowledge(u8),
-    /// A leader begins the second step of an expiry: the session has reached its deadline, or its stream was closed.
+    /// A leader begins the second step of an expiry: the session has reached its deadline, or its stream was
+    /// closed.
     BeginCheck(u8),
     /// A majority confirms the leader after the check began.
     ConfirmCheck(u8),
-    /// All input that had arrived when the check began is read: the leader decides whether to propose the session's
-    /// end.
+    /// All input that had arrived when the check began is read: the leader decides whether to propose the
+    /// session's end.
     Decide(u8),
     /// The session's end is committed and applied.
     CommitEnd(u8),

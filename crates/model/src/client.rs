@@ -6,8 +6,8 @@ use crate::rule::Rule;
 use crate::state::{CallStage, CloseProgress, DRIFT, KeepAliveCall, LINGER, Role, State, TTL};
 
 impl Model {
-    /// The true duration of `ticks` measured by the client, whose clock is as slow as the assumed drift allows. The
-    /// margin compensates the drift exactly.
+    /// The true duration of `ticks` measured by the client, whose clock is as slow as the assumed drift
+    /// allows. The margin compensates the drift exactly.
     fn measured(&self, ticks: u8) -> u8 {
         if self.has(Rule::Margin) { ticks } else { ticks + DRIFT }
     }
@@ -57,8 +57,8 @@ impl Model {
         }
     }
 
-    /// The client detects the end of its stream, or closes it. Renewals that are pending on the stream no longer
-    /// extend the lease deadline, and `linger` may have begun.
+    /// The client detects the end of its stream, or closes it. Renewals that are pending on the stream no
+    /// longer extend the lease deadline, and `linger` may have begun.
     pub(crate) fn hang(&self, state: &mut State) {
         let stream = std::mem::take(&mut state.client.stream);
         state.stream_mut(stream).end = CloseProgress::Network;

@@ -34,8 +34,8 @@ impl Model {
         }
     }
 
-    /// Applies the leader's first entry. With it every earlier entry in the leader's log is committed; entries that
-    /// are only in other logs are lost.
+    /// Applies the leader's first entry. With it every earlier entry in the leader's log is committed;
+    /// entries that are only in other logs are lost.
     pub(crate) fn first_entry(&self, state: &mut State) {
         let leader = state.elected;
         state.first_pending = false;

@@ -19,8 +19,9 @@ pub struct Exploration {
     pub reached: BTreeSet<&'static str>,
 }
 
-/// Visits every reachable state. If `until` is not empty, stops once all promises in it are broken. The number of
-/// states of a complete run does not depend on the number of threads; the paths are reproducible with one thread only.
+/// Visits every reachable state. If `until` is not empty, stops once all promises in it are broken. The
+/// number of states of a complete run does not depend on the number of threads; the paths are reproducible
+/// with one thread only.
 #[must_use]
 pub fn explore(model: Model, until: &[&'static str], threads: usize) -> Exploration {
     let until = HasDiscoveries::AllOf(until.iter().copied().collect());
@@ -63,8 +64,8 @@ fn shorten(model: Model, holds: fn(&Model, &State) -> bool, mut path: Vec<Action
     path
 }
 
-/// The number of events after which the promise is broken. `None` if the promise is not broken, or if an event of
-/// the path is not possible in the state before it.
+/// The number of events after which the promise is broken. `None` if the promise is not broken, or if an
+/// event of the path is not possible in the state before it.
 fn until_broken(model: Model, holds: fn(&Model, &State) -> bool, path: &[Action]) -> Option<usize> {
     let mut state = State::first();
     for (index, &action) in path.iter().enumerate() {

@@ -18,10 +18,11 @@ pub struct Model {
     pub streams: u8,
     /// Number of renewals in flight at once: 1 or 2.
     pub calls: u8,
-    /// Whether the session expires: after its ttl without a keep-alive and, if it has a `linger`, after that time once
-    /// the client has closed its stream.
+    /// Whether the session expires: after its ttl without a keep-alive and, if it has a `linger`, after that
+    /// time once the client has closed its stream.
     pub expiry: bool,
-    /// Whether the session has a `linger`, the shorter time after which it expires once its client has closed the stream.
+    /// Whether the session has a `linger`, the shorter time after which it expires once its client has closed
+    /// the stream.
     pub linger: bool,
     /// Whether an operator breaks the session's hold.
     pub breaks: bool,
@@ -53,8 +54,8 @@ impl stateright::Model for Model {
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         if state.is_over() {
-            // The session has ended and no leader is left that could acknowledge a renewal. Until another leader is
-            // elected no promise can break, so other events are left out.
+            // The session has ended and no leader is left that could acknowledge a renewal. Until another
+            // leader is elected no promise can break, so other events are left out.
             return self.offer_election(state, actions);
         }
         self.offer_client(state, actions);
@@ -100,9 +101,10 @@ impl stateright::Model for Model {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            // P5: once the session has ended, others can be granted its locks, so the client's lease deadline must have
-            // passed. P4: once the lock of the revoked hold is open, the client must have been told of the revocation,
-            // or its lease deadline must have passed. If the session has ended, only P5 applies.
+            // P5: once the session has ended, others can be granted its locks, so the client's lease deadline
+            // must have passed. P4: once the lock of the revoked hold is open, the client must have been told
+            // of the revocation, or its lease deadline must have passed. If the session has ended, only P5
+            // applies.
             Property::always("P5", |_, it: &State| !it.ended || it.client.belief == 0),
             Property::always("P4", |_, it: &State| {
                 !it.opened || it.ended || it.client.told || it.client.belief == 0

@@ -1,15 +1,16 @@
 //! The rules that can be left out, one at a time.
 
-/// One rule of the session deadlines, the quorum reads, or the client's lease deadline. A renewal is a keep-alive or an
-/// attach. "Without" describes the model in which the rule is left out.
+/// One rule of the session deadlines, the quorum reads, or the client's lease deadline. A renewal is a
+/// keep-alive or an attach. "Without" describes the model in which the rule is left out.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Rule {
     /// The leader acknowledges a renewal only after a quorum read. Without: at once (P6).
     Round,
-    /// The quorum read begins after the renewal was read. Without: the renewal joins the quorum read in progress.
+    /// The quorum read begins after the renewal was read. Without: the renewal joins the quorum read in
+    /// progress.
     LaterRound,
-    /// A new leader is inactive until the first entry of its own term is applied. Without: it is active from its
-    /// election.
+    /// A new leader is inactive until the first entry of its own term is applied. Without: it is active from
+    /// its election.
     FirstEntry,
     /// A new leader gives every session its full ttl. Without: no time at all (P9).
     FullTtl,
@@ -17,8 +18,8 @@ pub enum Rule {
     NothingAfterEnd,
     /// A session expires only after a quorum read that began after its deadline.
     ExpiryRound,
-    /// A session expires only after all input was read that had arrived when the leader's check of the session began
-    /// (P9).
+    /// A session expires only after all input was read that had arrived when the leader's check of the
+    /// session began (P9).
     ExpiryDrain,
     /// Time during which the leader was stalled does not count towards any deadline (P9).
     StallsDontCount,

@@ -1,15 +1,15 @@
-//! The state of the model. All times are countdowns in quarters of a ttl (ticks), so that equal situations at different
-//! times are one state.
+//! The state of the model. All times are countdowns in quarters of a ttl (ticks), so that equal situations at
+//! different times are one state.
 //!
 //! Three variations are omitted, because the model always takes the worst case:
 //!
-//! - The client's clock is as slow as the assumed drift allows. A faster clock makes the client stop earlier, which is
-//!   safer.
-//! - A renewal arrives at once, or after so long a delay that its acknowledgement can't extend the client's lease. A
-//!   shorter delay has the same effect at the leader as a renewal that is sent later and arrives at once, but gives the
-//!   client an earlier lease deadline, which is safer.
-//! - An acknowledgement arrives at once, or never. A delayed one gives the client only a lease deadline that it could
-//!   have had before.
+//! - The client's clock is as slow as the assumed drift allows. A faster clock makes the client stop earlier,
+//!   which is safer.
+//! - A renewal arrives at once, or after so long a delay that its acknowledgement can't extend the client's
+//!   lease. A shorter delay has the same effect at the leader as a renewal that is sent later and arrives at
+//!   once, but gives the client an earlier lease deadline, which is safer.
+//! - An acknowledgement arrives at once, or never. A delayed one gives the client only a lease deadline that
+//!   it could have had before.
 
 /// The session's ttl, in ticks.
 pub(crate) const TTL: u8 = 4;
@@ -29,25 +29,26 @@ pub struct State {
     pub(crate) calls: [KeepAliveCall; CALLS],
     pub(crate) streams: [ModelStream; STREAMS],
     pub(crate) leaders: [Leader; LEADERS],
-    /// The newest leader that a majority has elected. The first leader is 0, and each has a higher term than those
-    /// before.
+    /// The newest leader that a majority has elected. The first leader is 0, and each has a higher term than
+    /// those before.
     pub(crate) elected: u8,
     /// The first entry of the newest leader's own term is not applied yet.
     pub(crate) first_pending: bool,
-    /// The session's end is in the newest leader's log, from an earlier leader, and will be committed with the
-    /// first entry of the newest leader's own term.
+    /// The session's end is in the newest leader's log, from an earlier leader, and will be committed with
+    /// the first entry of the newest leader's own term.
     pub(crate) inherited: bool,
     /// The session's end is in some leader's log, and it is not decided yet whether it will be committed.
     pub(crate) floating: bool,
     /// The session's end is applied: its locks can be granted to others.
     pub(crate) ended: bool,
-    /// `broken`: the break is applied, and the hold is revoked. `opened`: the lock of the revoked hold was opened.
+    /// `broken`: the break is applied, and the hold is revoked. `opened`: the lock of the revoked hold was
+    /// opened.
     pub(crate) broken: bool,
     pub(crate) opened: bool,
     /// P6 is broken: a leader acknowledged a renewal that had arrived after a later leader was elected.
     pub(crate) late_ack: bool,
-    /// P9 is broken: the end of the session was proposed although less than a ttl had passed since a renewal arrived,
-    /// or since the leader became active.
+    /// P9 is broken: the end of the session was proposed although less than a ttl had passed since a renewal
+    /// arrived, or since the leader became active.
     pub(crate) hasty_end: bool,
 }
 
@@ -114,8 +115,8 @@ pub(crate) struct Leader {
     pub(crate) role: Role,
     /// Ticks until the session's deadline on this leader's lease clock.
     pub(crate) deadline: u8,
-    /// The rest of the ttl since this leader became active: the lower bound for `linger`, and the time that P9
-    /// guarantees.
+    /// The rest of the ttl since this leader became active: the lower bound for `linger`, and the time that
+    /// P9 guarantees.
     pub(crate) zero: u8,
     /// `attach`: the highest attach that was read. `attached`: the stream of that attach is open.
     pub(crate) attach: u8,
@@ -128,7 +129,8 @@ pub(crate) struct Leader {
     /// `revoked`: the break is applied. `revoked_until`: ticks until the leader opens the lock.
     pub(crate) revoked: bool,
     pub(crate) revoked_until: u8,
-    /// The rest of a ttl since the last renewal arrived, read or not; counts only time during which the leader ran.
+    /// The rest of a ttl since the last renewal arrived, read or not; counts only time during which the
+    /// leader ran.
     pub(crate) alive: u8,
 }
 
@@ -173,8 +175,8 @@ pub(crate) enum Closing {
 }
 
 impl State {
-    /// The first leader has just opened the session and attached its client's stream; the client has no lease deadline
-    /// yet.
+    /// The first leader has just opened the session and attached its client's stream; the client has no lease
+    /// deadline yet.
     pub(crate) fn first() -> Self {
         let mut leaders: [Leader; LEADERS] = Default::default();
         leaders[0] =
@@ -214,8 +216,8 @@ impl State {
         &mut self.leaders[usize::from(leader)]
     }
 
-    /// Returns true if the session has ended and no leader is active or about to become active: each has applied the
-    /// end, or has stepped down.
+    /// Returns true if the session has ended and no leader is active or about to become active: each has
+    /// applied the end, or has stepped down.
     pub(crate) fn is_over(&self) -> bool {
         let acts = |leader: &Leader| matches!(leader.role, Role::Coming | Role::Ready);
         self.ended && !self.leaders.iter().any(acts)
@@ -246,9 +248,9 @@ impl State {
 
     /// Normalizes the state: clears fields that can't matter any more, so that equivalent states are equal.
     pub(crate) fn settle(&mut self, leaders: u8) {
-        // A deposed leader's proposal can be committed only by a later leader that is elected before the newest
-        // leader's first entry is applied. If no such election is possible, a deposed leader can only acknowledge, and
-        // its other fields are cleared.
+        // A deposed leader's proposal can be committed only by a later leader that is elected before the
+        // newest leader's first entry is applied. If no such election is possible, a deposed leader can only
+        // acknowledge, and its other fields are cleared.
         if !self.first_pending || self.elected + 1 == leaders {
             let elected = usize::from(self.elected);
             for leader in self.leaders[..elected].iter_mut().filter(|leader| leader.role == Role::Ready) {

@@ -1,5 +1,5 @@
-//! Each rule except `expiry-round` is necessary: without it a promise breaks, and `docs/lease-rules.md` shows the path, word
-//! for word.
+//! Each rule except `expiry-round` is necessary: without it a promise breaks, and `docs/lease-rules.md` shows
+//! the path, word for word.
 
 use std::fs;
 use std::path::Path;
@@ -23,8 +23,8 @@ const LINGER: Model = Model { linger: true, drops: true, ..SILENCE };
 /// An operator breaks a hold, and sessions do not expire.
 const BREAK: Model = Model { expiry: false, breaks: true, ..SILENCE };
 
-/// The model in which promises break without this rule, and the promises that break. `None`: no promise breaks with
-/// two or three leaders; `docs/lease-rules.md` gives the reason to keep the rule.
+/// The model in which promises break without this rule, and the promises that break. `None`: no promise
+/// breaks with two or three leaders; `docs/lease-rules.md` gives the reason to keep the rule.
 fn missed(rule: Rule) -> Option<(Model, &'static [&'static str])> {
     match rule {
         Rule::Round | Rule::LaterRound => Some((SILENCE, &["P5", "P6"])),
@@ -67,8 +67,8 @@ fn leaving_out_a_rule_breaks_a_promise_as_documented() {
     assert!(missing.is_empty(), "docs/lease-rules.md does not say:\n{missing}");
 }
 
-/// A deposed leader can't commit its proposals, so in this model the quorum read of an expiry prevents nothing by
-/// itself.
+/// A deposed leader can't commit its proposals, so in this model the quorum read of an expiry prevents
+/// nothing by itself.
 #[test]
 fn expiry_without_a_quorum_read_breaks_no_promise_in_the_model() {
     let two = Model { without: Some(Rule::ExpiryRound), ..SILENCE };
@@ -79,8 +79,8 @@ fn expiry_without_a_quorum_read_breaks_no_promise_in_the_model() {
     assert!(page().contains("`expiry-round`"), "docs/lease-rules.md says why it stays");
 }
 
-/// The one exception to P5, as documented: a middlebox closes the stream, and the client, which does not notice,
-/// still relies on its lease.
+/// The one exception to P5, as documented: a middlebox closes the stream, and the client, which does not
+/// notice, still relies on its lease.
 #[test]
 fn with_linger_a_middlebox_can_break_p5_and_nothing_else() {
     let world = Model { calls: 1, drops: false, middlebox: true, ..LINGER };

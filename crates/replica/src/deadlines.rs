@@ -1,5 +1,5 @@
-//! The leader's timers: session leases and all other deadlines. They are never in the log, so a keep-alive costs no
-//! disk write. All times are readings of the lease clock (`lease.rs`).
+//! The leader's timers: session leases and all other deadlines. They are never in the log, so a keep-alive
+//! costs no disk write. All times are readings of the lease clock (`lease.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,8 +11,8 @@ use crate::event::StreamId;
 /// A timer that fires.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Timer {
-    /// A session's deadline has passed: it was silent for its ttl, or for `linger` after its client closed the
-    /// stream. The session's expiry also needs a quorum read and a drain barrier (P9).
+    /// A session's deadline has passed: it was silent for its ttl, or for `linger` after its client closed
+    /// the stream. The session's expiry also needs a quorum read and a drain barrier (P9).
     Session(SessionId),
     /// A waiter's wait limit has passed (W1).
     TimeOut(SessionId, Seq),
@@ -28,8 +28,8 @@ pub(crate) struct Lease {
     pub(crate) ttl: Duration,
     pub(crate) linger: Duration,
     pub(crate) deadline: Duration,
-    /// The deadline that this leader gave when it took over; zero for a session opened under this leader. A closed
-    /// stream never moves the deadline below this.
+    /// The deadline that this leader gave when it took over; zero for a session opened under this leader. A
+    /// closed stream never moves the deadline below this.
     floor: Duration,
     /// Time of this session's entry in `timers`: at or before `deadline`.
     scheduled: Duration,
@@ -40,11 +40,11 @@ pub(crate) struct Lease {
     pub(crate) queued_through: Seq,
     /// Holds under a break: every acknowledgement names them (B1).
     pub(crate) revoked: BTreeSet<Seq>,
-    /// The seq of the last unconfirmed end sent since the attach, if more may remain; `None` if none remain or none
-    /// were sent.
+    /// The seq of the last unconfirmed end sent since the attach, if more may remain; `None` if none remain
+    /// or none were sent.
     pub(crate) ends_sent_to: Option<Seq>,
-    /// The session's end is proposed: nothing is acknowledged for the session until the end is applied or taken
-    /// back.
+    /// The session's end is proposed: nothing is acknowledged for the session until the end is applied or
+    /// taken back.
     pub(crate) ending: bool,
 }
 
@@ -66,8 +66,8 @@ pub(crate) struct Deadlines {
 }
 
 impl Deadlines {
-    /// The shortest ttl of all sessions; without sessions, the shortest ttl that is allowed. Bounds the steps of the
-    /// lease clock.
+    /// The shortest ttl of all sessions; without sessions, the shortest ttl that is allowed. Bounds the steps
+    /// of the lease clock.
     fn least_ttl(&self) -> Duration {
         let least = self.ttls.first_key_value().map(|(&ttl, _)| ttl);
         least.unwrap_or(Duration::from_millis(limits::TTL_MS_MIN))
@@ -84,9 +84,9 @@ impl Deadlines {
         Some(at.saturating_sub(now).min(self.least_ttl() / 24))
     }
 
-    /// Adds a session that was found in the table (`found`) or opened under this leader. Its first deadline is one
-    /// ttl from now; a found session's deadline never moves below that. If the session was added before, only its
-    /// deadline is extended.
+    /// Adds a session that was found in the table (`found`) or opened under this leader. Its first deadline
+    /// is one ttl from now; a found session's deadline never moves below that. If the session was added
+    /// before, only its deadline is extended.
     pub(crate) fn opened(
         &mut self,
         session: SessionId,
@@ -156,8 +156,8 @@ impl Deadlines {
         self.leases.len()
     }
 
-    /// Shortens the lease to `linger`, but not below its floor: the client closed its stream, and all input that
-    /// arrived before was handled.
+    /// Shortens the lease to `linger`, but not below its floor: the client closed its stream, and all input
+    /// that arrived before was handled.
     pub(crate) fn cut(&mut self, session: SessionId, now: Duration) {
         let Some(lease) = self.leases.get_mut(&session) else { return };
         lease.deadline = lease.deadline.min(now + lease.linger).max(lease.floor);
@@ -168,8 +168,8 @@ impl Deadlines {
         }
     }
 
-    /// Starts a wait limit. A limit that runs already is not restarted, since a retry's `Queued` must not prolong
-    /// it (E1).
+    /// Starts a wait limit. A limit that runs already is not restarted, since a retry's `Queued` must not
+    /// prolong it (E1).
     pub(crate) fn waits(&mut self, session: SessionId, seq: Seq, until: Duration) {
         if self.waits.contains_key(&(session, seq)) {
             return;
@@ -224,7 +224,8 @@ impl Deadlines {
         taken
     }
 
-    /// Reschedules a session at its deadline: the session proved to be alive, or its queued expiry was taken back.
+    /// Reschedules a session at its deadline: the session proved to be alive, or its queued expiry was taken
+    /// back.
     pub(crate) fn again(&mut self, session: SessionId) {
         if let Some(lease) = self.leases.get_mut(&session) {
             self.timers.remove(&(lease.scheduled, Timer::Session(session)));

@@ -1,5 +1,5 @@
-//! The disk interface of the storage layer: one flat directory. It is injected, so that the simulator can tear, lose
-//! and fail writes.
+//! The disk interface of the storage layer: one flat directory. It is injected, so that the simulator can
+//! tear, lose and fail writes.
 
 pub mod memory;
 
@@ -43,8 +43,8 @@ pub trait Disk: Clone + Send + fmt::Debug + 'static {
     /// Makes all earlier creates, renames and removes durable (a sync of the directory).
     ///
     /// # Errors
-    /// The system's I/O error. The state of the disk is unknown then: never retry, stop, because fsync reports an error
-    /// only once.
+    /// The system's I/O error. The state of the disk is unknown then: never retry, stop, because fsync
+    /// reports an error only once.
     fn sync_names(&self) -> io::Result<()>;
 }
 

@@ -23,11 +23,11 @@ pub struct AskId(pub u64);
 pub enum StreamCloseCause {
     /// The client closed it (a FIN or RST was read): only this starts `linger`.
     Client,
-    /// A time-out, or the service closed it: perhaps not all of the client's requests were read, so its sessions have
-    /// their whole ttl from now on (P9).
+    /// A time-out, or the service closed it: perhaps not all of the client's requests were read, so its
+    /// sessions have their whole ttl from now on (P9).
     Service,
-    /// The service closed it since it was not in use: all requests of its clients were read and answered before, so
-    /// the deadlines of its sessions stay as they are.
+    /// The service closed it since it was not in use: all requests of its clients were read and answered
+    /// before, so the deadlines of its sessions stay as they are.
     Idle,
 }
 
@@ -38,7 +38,8 @@ pub enum Event {
     StreamOpened {
         /// The stream.
         stream: StreamId,
-        /// Who the client is, at most [`LABEL_BYTES_MAX`](lockkeeper_core::limits::LABEL_BYTES_MAX) bytes; empty: unknown.
+        /// Who the client is, at most [`LABEL_BYTES_MAX`](lockkeeper_core::limits::LABEL_BYTES_MAX) bytes;
+        /// empty: unknown.
         identity: Box<str>,
         /// The most that the sessions of this identity may have together.
         quota: Usage,
@@ -67,8 +68,8 @@ pub enum Event {
     Dropped(AskId),
     /// The watcher has read everything sent to it, so the next part of its initial state may follow.
     WatchRead(AskId),
-    /// The drain barrier with this number is complete: all input that had arrived when its [`Output::Drain`] was
-    /// carried out has been delivered as events.
+    /// The drain barrier with this number is complete: all input that had arrived when its [`Output::Drain`]
+    /// was carried out has been delivered as events.
     Drained(u64),
     /// Peer messages, in order of arrival. The caller passes some MiB of entries per turn at most, since all
     /// entries of a turn become one log record.
@@ -82,8 +83,8 @@ pub enum Event {
         /// Address at which the peer serves clients.
         client_address: String,
     },
-    /// The connection to this peer broke: messages sent on it may be lost, and none arrive until it is established
-    /// again.
+    /// The connection to this peer broke: messages sent on it may be lost, and none arrive until it is
+    /// established again.
     PeerDown(u64),
     /// A message to this peer was dropped: the peer is too slow or unreachable.
     PeerMissed(u64),
@@ -104,9 +105,9 @@ pub enum Event {
     ShutDown,
 }
 
-/// A snapshot received from a leader. It takes effect only once the consensus has accepted it as newer. The caller
-/// keeps the snapshot's file until [`Write::installs`](crate::Write::installs) or [`Output::SnapshotUnused`] names
-/// its index.
+/// A snapshot received from a leader. It takes effect only once the consensus has accepted it as newer. The
+/// caller keeps the snapshot's file until [`Write::installs`](crate::Write::installs) or
+/// [`Output::SnapshotUnused`] names its index.
 pub struct Received {
     /// The leader's description of the snapshot.
     pub offer: SnapshotOffer,
@@ -151,8 +152,8 @@ pub enum Question {
         /// Return sessions after this id.
         after: u64,
     },
-    /// Watch the locks at and below a name: the state of all first, then of each lock that has changed. Changes of
-    /// locks above the name are sent too, since a subtree hold there covers it.
+    /// Watch the locks at and below a name: the state of all first, then of each lock that has changed.
+    /// Changes of locks above the name are sent too, since a subtree hold there covers it.
     Watch {
         /// The name; `None` for all locks.
         prefix: Option<LockName>,
@@ -177,8 +178,8 @@ pub enum Question {
     Backup,
     /// The node's status. Answered by every node, whether it leads or not.
     Status,
-    /// What the node has and has done. Answered by every node, as it knows it. The work is bounded: some of the names may be
-    /// missing.
+    /// What the node has and has done. Answered by every node, as it knows it. The work is bounded: some of
+    /// the names may be missing.
     Load {
         /// Prefixes whose load is asked for.
         prefixes: Vec<LockName>,
@@ -226,8 +227,8 @@ pub enum Answer {
     Load(Box<Load>),
     /// See [`Question::Members`].
     Members(v1::MembersResponse),
-    /// See [`Question::Change`]: the change is in force. An added node starts as a learner; a removed voter takes
-    /// part until the joint configuration ends. [`Question::Members`] shows the progress.
+    /// See [`Question::Change`]: the change is in force. An added node starts as a learner; a removed voter
+    /// takes part until the joint configuration ends. [`Question::Members`] shows the progress.
     Changed,
     /// See [`Question::Transfer`].
     Transferred {
@@ -236,8 +237,8 @@ pub enum Answer {
     },
     /// The call is refused; the text names a remedy.
     Refused(v1::Refused),
-    /// This node does not lead. It may have proposed the call before it lost leadership, so the outcome can be unknown
-    /// (P12).
+    /// This node does not lead. It may have proposed the call before it lost leadership, so the outcome can
+    /// be unknown (P12).
     NotLeader {
         /// The leader's id; 0 if unknown.
         leader: u64,
@@ -247,36 +248,38 @@ pub enum Answer {
 /// An output to be carried out by the caller.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Output {
-    /// Send these messages to a peer, in this order, before other outputs: the peers then write to their disks
-    /// while this node writes to its own.
+    /// Send these messages to a peer, in this order, before other outputs: the peers then write to their
+    /// disks while this node writes to its own.
     Peer(u64, Vec<PeerMessage>),
     /// Send these items to a client, in one frame.
     Items(StreamId, Vec<v1::ServerItem>),
-    /// The replica has refused a request of this stream at a quota. The text is that of the refusal, for the audit trail.
+    /// The replica has refused a request of this stream at a quota. The text is that of the refusal, for the
+    /// audit trail.
     OverQuota(StreamId, String),
     /// Send this as the stream's last item, then close the stream.
     EndStream(StreamId, v1::StreamEnd),
     /// Answer a unary call.
     Answer(AskId, Answer),
-    /// Begin a drain barrier: return [`Event::Drained`] with this number once all input that is readable *now*, in
-    /// any socket and in the accept queue, has been delivered as events (P9).
+    /// Begin a drain barrier: return [`Event::Drained`] with this number once all input that is readable
+    /// *now*, in any socket and in the accept queue, has been delivered as events (P9).
     Drain(u64),
-    /// Carry out a step of a snapshot, then return [`Event::SnapshotStepDone`] or [`Event::SnapshotFailed`]. There is
-    /// one step at a time.
+    /// Carry out a step of a snapshot, then return [`Event::SnapshotStepDone`] or [`Event::SnapshotFailed`].
+    /// There is one step at a time.
     Snapshot(SnapshotStep),
     /// The log may be compacted: all entries up to this index are in a stored snapshot.
     Compact(u64),
     /// Send the stored snapshot with this head to a follower over a separate connection, then return
     /// [`Event::SnapshotSent`].
     SendSnapshot(Box<SnapshotOffer>),
-    /// The received snapshot of this index is not used, since it is invalid, not newer than the log, or another one
-    /// is being installed: remove its file.
+    /// The received snapshot of this index is not used, since it is invalid, not newer than the log, or
+    /// another one is being installed: remove its file.
     SnapshotUnused(u64),
     /// The cluster members from now on, with their known addresses.
     Members(Members),
     /// This leader and another node built different tables from the same log: report it.
     Differs(Difference),
-    /// A majority of the voters has another table than this node: stop this node for good, and send nothing more.
+    /// A majority of the voters has another table than this node: stop this node for good, and send nothing
+    /// more.
     Wrong(Difference),
 }
 
@@ -293,8 +296,8 @@ pub struct Difference {
     pub theirs: u128,
 }
 
-/// This node's log ends before an entry that it has acknowledged or that is committed: its disk has lost durable
-/// entries.
+/// This node's log ends before an entry that it has acknowledged or that is committed: its disk has lost
+/// durable entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LostEntries {
     /// The member whose message shows that entries are missing.

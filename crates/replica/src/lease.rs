@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Boot time without stalls: a turn advances the clock by a bounded amount, however long ago the previous turn was.
-/// So time during which the leader did not run counts against no session (P9).
+/// Boot time without stalls: a turn advances the clock by a bounded amount, however long ago the previous
+/// turn was. So time during which the leader did not run counts against no session (P9).
 #[derive(Clone, Debug)]
 pub(crate) struct LeaseClock {
     last_turn: Duration,

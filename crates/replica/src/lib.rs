@@ -1,8 +1,8 @@
-//! One node of the lock service as a deterministic state machine: Raft, lock table, lease deadlines, and the on-disk
-//! format.
+//! One node of the lock service as a deterministic state machine: Raft, lock table, lease deadlines, and the
+//! on-disk format.
 //!
-//! Clock, randomness, disk and network are injected, so production and the simulator run the same code. Rule ids in
-//! comments: P1 to P12 are in `docs/SAFETY.md`, all others (M2, R3, …) in `docs/table-rules.md`.
+//! Clock, randomness, disk and network are injected, so production and the simulator run the same code. Rule
+//! ids in comments: P1 to P12 are in `docs/SAFETY.md`, all others (M2, R3, …) in `docs/table-rules.md`.
 //!
 //! # Code map
 //!

@@ -23,7 +23,8 @@ pub struct Load {
     pub usage: Usage,
     /// The load of the prefixes that were asked for, and of others.
     pub prefixes: Vec<PrefixLoad>,
-    /// The members of the cluster, and how many of them the leader hears, itself included. A follower hears only its own.
+    /// The members of the cluster, and how many of them the leader hears, itself included. A follower hears
+    /// only its own.
     pub members: u64,
     /// See `members`; 0 unless this node leads.
     pub answering: u64,
@@ -31,8 +32,8 @@ pub struct Load {
     pub activity: Activity,
 }
 
-/// What a node has done as the leader since its start. A new leader begins with its own counts, so sums over the nodes count
-/// everything once.
+/// What a node has done as the leader since its start. A new leader begins with its own counts, so sums over
+/// the nodes count everything once.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Activity {
     /// Grants.

@@ -2,9 +2,9 @@
 //!
 //! The members are part neither of the table nor of its digest; the head of every snapshot contains them.
 //!
-//! A new node starts as a learner; once it has caught up, it becomes a voter. A node is removed by joint consensus
-//! (majorities of the old and the new configuration), which a `Leave` entry ends. The module is pure: all nodes
-//! that apply the same entries have the same members.
+//! A new node starts as a learner; once it has caught up, it becomes a voter. A node is removed by joint
+//! consensus (majorities of the old and the new configuration), which a `Leave` entry ends. The module is
+//! pure: all nodes that apply the same entries have the same members.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -66,8 +66,8 @@ pub enum Rejected {
         /// A free id.
         next: u64,
     },
-    /// The node's data directory is that of another node, present or removed: a copy, or the same directory under
-    /// another id.
+    /// The node's data directory is that of another node, present or removed: a copy, or the same directory
+    /// under another id.
     #[error(
         "the data directory of node {node} is that of node {of}: each node needs one of its own, that was empty when it \
          was first started"
@@ -153,11 +153,13 @@ impl Members {
         Self { at: 0, nodes, configuration, removed: BTreeMap::new() }
     }
 
-    /// Applies the change in log entry `index`; `configuration` is the one that the consensus has after the change.
+    /// Applies the change in log entry `index`; `configuration` is the one that the consensus has after the
+    /// change.
     pub(crate) fn apply(&mut self, index: u64, change: &store::MembersChange, configuration: Configuration) {
         match &change.what {
             Some(Change::Add(member)) => drop(self.nodes.insert(member.node, member.clone())),
-            // A removed node stays in `nodes` until the joint configuration ends, since its vote may be needed.
+            // A removed node stays in `nodes` until the joint configuration ends, since its vote may be
+            // needed.
             Some(Change::Promote(_) | Change::Remove(_) | Change::Leave(_)) | None => {}
         }
         self.at = index;
@@ -200,9 +202,9 @@ impl Members {
         self.nodes.contains_key(&node) && !voters.contains(&node) && !learners.contains(&node)
     }
 
-    /// The number of members that must refuse `node` as no longer a member before it stops. Two, so that one alone can't
-    /// stop it, and its removal is not forgotten if one of the two fails. One if there is only one other member, since
-    /// without that one there is no majority.
+    /// The number of members that must refuse `node` as no longer a member before it stops. Two, so that one
+    /// alone can't stop it, and its removal is not forgotten if one of the two fails. One if there is only
+    /// one other member, since without that one there is no majority.
     #[must_use]
     pub fn witnesses_needed(&self, node: u64) -> usize {
         self.nodes.keys().filter(|other| **other != node).count().clamp(1, 2)
@@ -214,8 +216,8 @@ impl Members {
         highest.saturating_add(1)
     }
 
-    /// Whether the change was made already, so that a retry after a lost answer succeeds. A removal counts as made
-    /// once it has begun.
+    /// Whether the change was made already, so that a retry after a lost answer succeeds. A removal counts as
+    /// made once it has begun.
     #[must_use]
     pub fn has_made(&self, change: &Change) -> bool {
         match change {
@@ -229,8 +231,8 @@ impl Members {
         }
     }
 
-    /// Checks whether the change may be proposed. `active` are the nodes that recently responded to this leader, and
-    /// the leader itself.
+    /// Checks whether the change may be proposed. `active` are the nodes that recently responded to this
+    /// leader, and the leader itself.
     ///
     /// # Errors
     /// [`Rejected`]: the reason and a remedy.

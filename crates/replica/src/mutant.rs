@@ -1,11 +1,11 @@
-//! Deliberate faults that the simulator must detect: a simulator that misses one of these can't be trusted to find
-//! other faults. They are run-time switches, so that one build serves all; production never sets one.
+//! Deliberate faults that the simulator must detect: a simulator that misses one of these can't be trusted to
+//! find other faults. They are run-time switches, so that one build serves all; production never sets one.
 
 /// A fault; each violates one rule.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub enum Mutant {
-    /// A session expires once a quorum read has confirmed the leader, without waiting until the input that had
-    /// arrived was handled (the drain barrier).
+    /// A session expires once a quorum read has confirmed the leader, without waiting until the input that
+    /// had arrived was handled (the drain barrier).
     ExpiryWithoutDrain,
     /// A keep-alive is acknowledged although the session's expiry is already proposed.
     KeepAliveAfterEnd,
@@ -13,8 +13,8 @@ pub enum Mutant {
     OlderAttachAccepted,
     /// A break releases the hold at once, before its holder has given up.
     BreakOpensAtOnce,
-    /// A wait limit ends its request by a `Finish`, which does not check whether the request was granted meanwhile
-    /// (trace F1).
+    /// A wait limit ends its request by a `Finish`, which does not check whether the request was granted
+    /// meanwhile (trace F1).
     TimeOutUnchecked,
     /// The lease clock counts time during which the leader did not run.
     LeaseCountsStalls,
@@ -54,22 +54,22 @@ pub enum Mutant {
     FollowerAnswersCheckToken,
     /// No leader ends a joint configuration, so a removal is never completed.
     NeverLeavesJoint,
-    /// A leader keeps no entries for followers that lag, so the entries after a snapshot are gone when a follower has
-    /// received the snapshot.
+    /// A leader keeps no entries for followers that lag, so the entries after a snapshot are gone when a
+    /// follower has received the snapshot.
     TailNotPinned,
     /// A received snapshot replaces the table although the consensus has newer entries (P2).
     SnapshotGoesBack,
     /// Nodes with an even id drop session labels, so their tables diverge.
     LabelsForgotten,
-    /// A new leader answers before the first entry of its own term is applied, so it may not have applied what
-    /// earlier leaders acknowledged.
+    /// A new leader answers before the first entry of its own term is applied, so it may not have applied
+    /// what earlier leaders acknowledged.
     AckBeforeOwnEntry,
     /// Newer rules take effect as soon as the leader supports them, even if another member does not (V1).
     RulesRaisedUnasked,
     /// A session expires at its deadline without a quorum read or a drain of its input.
     ExpiryAtDeadline,
-    /// The first tokens of a table without history count from 1, so an earlier table may have issued the same ones
-    /// (T1).
+    /// The first tokens of a table without history count from 1, so an earlier table may have issued the same
+    /// ones (T1).
     TokensFromOne,
     /// A leader does not continue the backlog that commands leave (M2).
     ResumeForgotten,

@@ -1,9 +1,10 @@
 //! The changes to a table when a backup of it is restored.
 //!
-//! Responsible for: no session, hold or waiter of the old cluster stays alive. The old cluster's sessions are expired
-//! and not closed, so a lock-delay that a client requested stays in force: the client's work may still be running.
-//! Waiters are removed first; otherwise the expiry of one session would grant a lock to a session that is about to
-//! expire. No token that the old cluster issued, before or after the backup, is issued again (P2).
+//! Responsible for: no session, hold or waiter of the old cluster stays alive. The old cluster's sessions are
+//! expired and not closed, so a lock-delay that a client requested stays in force: the client's work may
+//! still be running. Waiters are removed first; otherwise the expiry of one session would grant a lock to a
+//! session that is about to expire. No token that the old cluster issued, before or after the backup, is
+//! issued again (P2).
 
 use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Command, LockName, Reply, Seq, SnapshotProgress, Table};
@@ -24,15 +25,15 @@ pub struct Dropped {
     pub holds: usize,
     /// The number of waiters that were removed.
     pub waiters: usize,
-    /// The closed holds that stay: their names, and the remaining time in milliseconds, counted from the zero point
-    /// of the first leader.
+    /// The closed holds that stay: their names, and the remaining time in milliseconds, counted from the zero
+    /// point of the first leader.
     pub closed: Vec<(Vec<LockName>, u64)>,
     /// The number of stored permit limits that stay.
     pub limits: usize,
 }
 
-/// Ends all sessions, holds and waiters of the old cluster, and raises the token counter to at least `tokens_above`.
-/// Holds whose lock-delay applies, and those closed already, stay closed.
+/// Ends all sessions, holds and waiters of the old cluster, and raises the token counter to at least
+/// `tokens_above`. Holds whose lock-delay applies, and those closed already, stay closed.
 ///
 /// # Errors
 /// The table's refusal, if its token counter can't be raised to `tokens_above`.
@@ -78,8 +79,8 @@ pub fn end_old_life(table: &mut Table, tokens_above: u64) -> Result<Dropped, Str
     Ok(dropped)
 }
 
-/// Writes `table` into an empty directory, or over an unfinished restore, as the first entry of the cluster that
-/// `founding` describes.
+/// Writes `table` into an empty directory, or over an unfinished restore, as the first entry of the cluster
+/// that `founding` describes.
 ///
 /// # Errors
 /// As [`storage::restore`].

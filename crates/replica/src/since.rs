@@ -1,18 +1,19 @@
-//! Issue times of tokens, to within a second except for old ones, in memory that does not grow with the number of
-//! holds (E3). Every node notes the times at which it applied the grants, so that they survive a change of leader.
+//! Issue times of tokens, to within a second except for old ones, in memory that does not grow with the
+//! number of holds (E3). Every node notes the times at which it applied the grants, so that they survive a
+//! change of leader.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use lockkeeper_core::Token;
 
-/// Tokens rise with time, so one pair (time, first token issued then) covers all tokens issued within a second of
-/// that time.
+/// Tokens rise with time, so one pair (time, first token issued then) covers all tokens issued within a
+/// second of that time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Since(VecDeque<(Duration, u64)>);
 
-/// When there are more pairs than this, every other one of the older half is dropped: the age of an old hold need
-/// not be exact to the second.
+/// When there are more pairs than this, every other one of the older half is dropped: the age of an old hold
+/// need not be exact to the second.
 const ENTRIES_MAX: usize = 1 << 14;
 
 impl Since {

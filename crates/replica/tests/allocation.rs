@@ -32,7 +32,8 @@ unsafe impl GlobalAlloc for Watched {
 #[global_allocator]
 static ALLOCATOR: Watched = Watched;
 
-/// Upper bound of a single allocation while the small directory is read: a few segments of 4 KiB, plus a margin.
+/// Upper bound of a single allocation while the small directory is read: a few segments of 4 KiB, plus a
+/// margin.
 const BYTES_MAX: usize = 64 << 10;
 
 #[test]

@@ -35,7 +35,8 @@ require('http').request({ host: '127.0.0.1', port, path, method: 'PUT', headers 
 }).on('error', (error) => { console.error(error.message); process.exitCode = 1; }).end();
 ";
 
-/// An Azurite server with an empty container, on plain HTTP. Its data are lost when it ends. Ended when dropped.
+/// An Azurite server with an empty container, on plain HTTP. Its data are lost when it ends. Ended when
+/// dropped.
 pub struct Azurite {
     // The first field, so that the process is ended before its port is released and its folder removed.
     slot: ProcessSlot,
@@ -44,8 +45,8 @@ pub struct Azurite {
 }
 
 impl Azurite {
-    /// Starts an emulator; returns once the container is created. `foreign` is the folder with the packages that
-    /// `cargo xtask test` installs from registries.
+    /// Starts an emulator; returns once the container is created. `foreign` is the folder with the packages
+    /// that `cargo xtask test` installs from registries.
     ///
     /// # Panics
     /// `node` or Azurite is missing, or Azurite doesn't start.

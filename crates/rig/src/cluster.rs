@@ -12,8 +12,8 @@ pub struct RedisCluster {
 }
 
 impl RedisCluster {
-    /// A cluster of this many primaries, each with an equal share of the slots; returns once all nodes agree that it is
-    /// complete.
+    /// A cluster of this many primaries, each with an equal share of the slots; returns once all nodes agree
+    /// that it is complete.
     ///
     /// # Panics
     /// Redis is missing or doesn't start; or there are fewer than three nodes, too few to agree on anything.
@@ -97,8 +97,8 @@ impl RedisCluster {
         }
     }
 
-    /// Begins to move the slot of `key` to node `to`, and moves these of its keys. The slot stays open: both nodes serve
-    /// the keys that they have.
+    /// Begins to move the slot of `key` to node `to`, and moves these of its keys. The slot stays open: both
+    /// nodes serve the keys that they have.
     ///
     /// # Panics
     /// A node refuses.
@@ -113,8 +113,8 @@ impl RedisCluster {
         }
     }
 
-    /// Waits until every node reports that all slots are served and that it knows all other nodes, e.g. after one
-    /// was started again.
+    /// Waits until every node reports that all slots are served and that it knows all other nodes, e.g. after
+    /// one was started again.
     ///
     /// # Panics
     /// A node does not report that within a minute.

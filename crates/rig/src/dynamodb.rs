@@ -21,8 +21,8 @@ pub const TABLE: &str = "lockkeeper";
 /// The header that a request needs: moto takes the region from it, and checks no signature.
 pub const AUTHORIZATION: &str = "AWS4-HMAC-SHA256 Credential=test/20200101/us-east-1/dynamodb/aws4_request, SignedHeaders=host, Signature=0";
 
-/// A server with DynamoDB's API on plain HTTP. It serves one request at a time: moto checks a condition and writes
-/// in two steps, while DynamoDB guarantees one atomic step. Ended when dropped.
+/// A server with DynamoDB's API on plain HTTP. It serves one request at a time: moto checks a condition and
+/// writes in two steps, while DynamoDB guarantees one atomic step. Ended when dropped.
 pub struct DynamoDb {
     // The first field, so that the process is ended before its port is released and its folder removed.
     slot: ProcessSlot,
@@ -31,8 +31,8 @@ pub struct DynamoDb {
 }
 
 impl DynamoDb {
-    /// Starts a server with the empty table [`TABLE`]. `foreign` is the folder with the packages that `cargo xtask
-    /// test` installs from registries.
+    /// Starts a server with the empty table [`TABLE`]. `foreign` is the folder with the packages that `cargo
+    /// xtask test` installs from registries.
     ///
     /// # Panics
     /// `python3` or moto is missing, or moto doesn't start.

@@ -197,7 +197,8 @@ impl Etcd {
         self.slot.wait_until_ready(SERVER.name, || self.answers());
     }
 
-    /// SIGSTOP: the server does not answer, its connections stay open. When this returns, the server is stopped.
+    /// SIGSTOP: the server does not answer, its connections stay open. When this returns, the server is
+    /// stopped.
     pub fn stop(&self) {
         self.slot.stop();
     }

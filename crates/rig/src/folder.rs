@@ -1,7 +1,7 @@
 //! A folder for a server's data, log and settings.
 //!
-//! Responsible for cleaning up: a folder is removed when its test ends. If the test is killed, the next test that
-//! makes a folder removes it.
+//! Responsible for cleaning up: a folder is removed when its test ends. If the test is killed, the next test
+//! that makes a folder removes it.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -68,8 +68,8 @@ pub(crate) fn make_for_unprivileged(folder: &Path) {
     give_away(folder);
 }
 
-/// Makes [`UNPRIVILEGED`] the owner of `path` if this process is root; otherwise all servers run as this process's
-/// user.
+/// Makes [`UNPRIVILEGED`] the owner of `path` if this process is root; otherwise all servers run as this
+/// process's user.
 pub(crate) fn give_away(path: &Path) {
     if !geteuid().is_root() {
         return;

@@ -1,14 +1,15 @@
-//! Real third-party servers for tests, each owned by one test: started on loopback, killed, stopped, started again.
+//! Real third-party servers for tests, each owned by one test: started on loopback, killed, stopped, started
+//! again.
 //!
-//! Responsible for the start and the end of each program, and for leaving nothing behind: a server is a child of
-//! the test, is killed when the test ends for any reason, and has its own data, log and port. Must not depend on
-//! Lockkeeper.
+//! Responsible for the start and the end of each program, and for leaving nothing behind: a server is a child
+//! of the test, is killed when the test ends for any reason, and has its own data, log and port. Must not
+//! depend on Lockkeeper.
 //!
-//! A test whose server is missing or does not start must fail, and not be skipped: the start panics. The panic for a
-//! missing program names its Debian package.
+//! A test whose server is missing or does not start must fail, and not be skipped: the start panics. The
+//! panic for a missing program names its Debian package.
 //!
-//! Reading order: `program.rs` (command lines), `process.rs` (the lifecycle of a server), `port.rs`, `folder.rs`, then
-//! one module for each server.
+//! Reading order: `program.rs` (command lines), `process.rs` (the lifecycle of a server), `port.rs`,
+//! `folder.rs`, then one module for each server.
 //!
 //! When `kill`, `stop` or `wipe` returns, it has taken effect, on all processes of the server. For our own
 //! processes there are networks of hosts whose paths can be cut (`network.rs`), and a shim that changes the

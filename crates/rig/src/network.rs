@@ -1,8 +1,8 @@
 //! A network for one test: hosts that each have an address, and links between them that can be cut in one
 //! direction.
 //!
-//! Responsible for leaving nothing behind: the hosts are unnamed network namespaces, which vanish with the last process
-//! in them and the last [`Network`]. Needs root, and `ip`.
+//! Responsible for leaving nothing behind: the hosts are unnamed network namespaces, which vanish with the
+//! last process in them and the last [`Network`]. Needs root, and `ip`.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -28,12 +28,13 @@ pub struct Network {
 }
 
 impl Network {
-    /// Makes a network with this many hosts. The calling thread moves into the router's namespace, and so does
-    /// every thread and process that it starts later. They reach all hosts, regardless of cuts between hosts, and
-    /// nothing else, not even other tests on 127.0.0.1.
+    /// Makes a network with this many hosts. The calling thread moves into the router's namespace, and so
+    /// does every thread and process that it starts later. They reach all hosts, regardless of cuts between
+    /// hosts, and nothing else, not even other tests on 127.0.0.1.
     ///
-    /// So a test must call this first, before it makes a runtime. If the test uses threads that all tests of a process
-    /// share, it needs its own process: such threads stay in the namespace in which they were started.
+    /// So a test must call this first, before it makes a runtime. If the test uses threads that all tests of
+    /// a process share, it needs its own process: such threads stay in the namespace in which they were
+    /// started.
     ///
     /// # Panics
     /// This process is not root, or `ip` is missing.
@@ -67,13 +68,14 @@ impl Network {
         address(number.expect("there is such a host"))
     }
 
-    /// Runs `does` in a host's namespace: processes that it starts and sockets that it opens belong to the host.
+    /// Runs `does` in a host's namespace: processes that it starts and sockets that it opens belong to the
+    /// host.
     pub fn at<T: Send>(&self, host: usize, does: impl FnOnce() -> T + Send) -> T {
         within(&self.hosts[host], does)
     }
 
-    /// Drops all packets from one host to another from now on; neither host gets an error. The other direction
-    /// stays open.
+    /// Drops all packets from one host to another from now on; neither host gets an error. The other
+    /// direction stays open.
     pub fn cut(&self, from: usize, to: usize) {
         let (from, to) = (self.address(from), self.address(to));
         within(&self.middle, || ip(&format!("rule add from {from} to {to} blackhole")));

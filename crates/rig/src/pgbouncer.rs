@@ -14,8 +14,8 @@ use crate::program::{CommandLine, Program};
 /// The pooler.
 pub const SERVER: Program = Program { name: "pgbouncer", package: "pgbouncer" };
 
-/// A `PgBouncer` for a [`Postgres`], with `pool_mode=transaction`: between two transactions of one client, another
-/// client may use the same connection to the server. Ended when dropped.
+/// A `PgBouncer` for a [`Postgres`], with `pool_mode=transaction`: between two transactions of one client,
+/// another client may use the same connection to the server. Ended when dropped.
 pub struct PgBouncer {
     // The first field, so that the process is ended before its port is released and its folder removed.
     slot: ProcessSlot,
@@ -33,8 +33,8 @@ impl PgBouncer {
         Self::with(postgres, &[])
     }
 
-    /// Starts a pooler with further settings: with `&["default_pool_size=1"]` all clients share one connection to
-    /// the server.
+    /// Starts a pooler with further settings: with `&["default_pool_size=1"]` all clients share one
+    /// connection to the server.
     ///
     /// # Panics
     /// Those of [`PgBouncer::start`].
@@ -100,7 +100,8 @@ impl PgBouncer {
 /// # Panics
 /// The file can't be written.
 pub fn write_settings(folder: &Path, port: u16, postgres: u16, settings: &[&str]) {
-    // `auth_type=any` authenticates no client, so the user of the connections to PostgreSQL must be named here.
+    // `auth_type=any` authenticates no client, so the user of the connections to PostgreSQL must be named
+    // here.
     let text = format!(
         "[databases]\npostgres = host=127.0.0.1 port={postgres} user=postgres\n\
          [pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\

@@ -1,7 +1,7 @@
 //! A reserved port on 127.0.0.1.
 //!
-//! Responsible for keeping a server's port free for it, also while the server is killed and started again. Does not
-//! listen itself.
+//! Responsible for keeping a server's port free for it, also while the server is killed and started again.
+//! Does not listen itself.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -9,10 +9,10 @@ use socket2::{Domain, Socket, Type};
 
 /// A port that is reserved until this value is dropped.
 ///
-/// The socket is bound, but does not listen. The kernel then gives the port neither to a socket that binds to any
-/// free port nor to an outgoing connection. A server that names the port can still bind it, as both sides set
-/// `SO_REUSEADDR` and only one of them listens. While the server is dead, connections are refused, as on a machine
-/// without the server.
+/// The socket is bound, but does not listen. The kernel then gives the port neither to a socket that binds to
+/// any free port nor to an outgoing connection. A server that names the port can still bind it, as both sides
+/// set `SO_REUSEADDR` and only one of them listens. While the server is dead, connections are refused, as on
+/// a machine without the server.
 #[derive(Debug)]
 pub struct Port {
     number: u16,

@@ -25,8 +25,8 @@ const COPY: Program = Program { name: "cp", package: "coreutils" };
 
 /// A PostgreSQL server on its own port, whose superuser `postgres` needs no password; ended when dropped.
 ///
-/// It syncs nothing to disk, which is fast. Its data survive [`Postgres::kill`] nevertheless, as the kernel keeps the
-/// writes of a dead process.
+/// It syncs nothing to disk, which is fast. Its data survive [`Postgres::kill`] nevertheless, as the kernel
+/// keeps the writes of a dead process.
 pub struct Postgres {
     // The first field, so that the process is ended before its port is released and its folder removed.
     slot: ProcessSlot,
@@ -47,15 +47,16 @@ impl Postgres {
         Self::with(&[])
     }
 
-    /// Starts a server with further arguments: `&["-c", "max_connections=20"]`. With `-c fsync=on` it syncs as in
-    /// production.
+    /// Starts a server with further arguments: `&["-c", "max_connections=20"]`. With `-c fsync=on` it syncs
+    /// as in production.
     #[must_use]
     pub fn with(args: &[&str]) -> Self {
         Self::unstarted(args).started()
     }
 
-    /// Starts a server that accepts TLS only, with a certificate by [`Postgres::ca`] for `localhost` and `127.0.0.1`. A user
-    /// `certified` must show a certificate of the same authority, as [`Postgres::certificate`].
+    /// Starts a server that accepts TLS only, with a certificate by [`Postgres::ca`] for `localhost` and
+    /// `127.0.0.1`. A user `certified` must show a certificate of the same authority, as
+    /// [`Postgres::certificate`].
     #[must_use]
     pub fn with_tls() -> Self {
         let mut postgres = Self::unstarted(&[]);
@@ -145,7 +146,8 @@ impl Postgres {
         &self.tls.as_ref().expect("only `with_tls` has certificates").stranger
     }
 
-    /// The output of the superuser's `psql` for one or several statements: rows by line, columns separated by `|`.
+    /// The output of the superuser's `psql` for one or several statements: rows by line, columns separated by
+    /// `|`.
     ///
     /// # Panics
     /// A statement fails, or the server does not answer.
@@ -177,7 +179,8 @@ impl Postgres {
         }
     }
 
-    /// `kill -9` of all the server's processes at once; when this returns, the port and all connections are closed.
+    /// `kill -9` of all the server's processes at once; when this returns, the port and all connections are
+    /// closed.
     pub fn kill(&self) {
         self.slot.kill();
     }
@@ -207,8 +210,8 @@ impl Postgres {
         }
         let line = line.args(&self.args);
         self.slot.fill(|| {
-            // The signal for the case that this process ends: SIGQUIT ends the server and its backends at once, and
-            // releases its shared memory.
+            // The signal for the case that this process ends: SIGQUIT ends the server and its backends at
+            // once, and releases its shared memory.
             let mut process = ServerProcess::start(&line, Signal::SIGQUIT, &self.folder.log());
             process.wait_until_ready(SERVER.name, || self.try_psql("select 1").map(|_| ()));
             process
@@ -221,8 +224,8 @@ impl Postgres {
         self.start_again();
     }
 
-    /// SIGSTOP of all the server's processes: the server does not answer, its connections stay open. When this
-    /// returns, all processes are stopped.
+    /// SIGSTOP of all the server's processes: the server does not answer, its connections stay open. When
+    /// this returns, all processes are stopped.
     pub fn stop(&self) {
         self.slot.stop();
     }
@@ -295,11 +298,12 @@ fn found(program: Program) -> PathBuf {
     find(program.name).unwrap_or_else(|| program.name.into())
 }
 
-/// Initialises `folder` as the data of a new PostgreSQL, with the superuser `postgres`; connections need no password.
+/// Initialises `folder` as the data of a new PostgreSQL, with the superuser `postgres`; connections need no
+/// password.
 ///
 /// # Errors
-/// PostgreSQL is missing, or `initdb` fails; the text has its output. If this process is root, the server runs as
-/// the user `postgres`, who must be able to traverse all parents of `folder`.
+/// PostgreSQL is missing, or `initdb` fails; the text has its output. If this process is root, the server
+/// runs as the user `postgres`, who must be able to traverse all parents of `folder`.
 pub fn initialise(folder: &Path) -> Result<(), String> {
     make_for_unprivileged(folder);
     let line = CommandLine::new(found(INITDB))
@@ -340,8 +344,8 @@ fn set_password(folder: &Path, password: &str) -> Result<(), String> {
     if output.status.success() && !said.contains("ERROR") { Ok(()) } else { Err(said.into_owned()) }
 }
 
-/// Makes `data` the data of a new server: a copy of a template in Cargo's target folder, which the first caller makes.
-/// Outside of a target folder, `initdb` is run each time.
+/// Makes `data` the data of a new server: a copy of a template in Cargo's target folder, which the first
+/// caller makes. Outside of a target folder, `initdb` is run each time.
 fn prepare(data: &Path) {
     INITDB.path();
     let Some(target) = target() else {
@@ -357,8 +361,8 @@ fn prepare(data: &Path) {
     let lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| error);
     let lock = lock.expect("a file can be locked");
     if !template.exists() {
-        // Initialised in a temporary folder first: the server's user can traverse that folder, but perhaps not the
-        // target folder.
+        // Initialised in a temporary folder first: the server's user can traverse that folder, but perhaps
+        // not the target folder.
         let folder = Folder::new("initdb");
         initialise(&folder.data()).unwrap_or_else(|why| panic!("{why}"));
         let unfinished = made.join("unfinished");
@@ -384,8 +388,8 @@ fn target() -> Option<PathBuf> {
     program.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_owned)
 }
 
-/// Removes the shared memory segment of a killed PostgreSQL. PostgreSQL itself would remove it only at its next
-/// start with the same data, and a machine has a limit of some thousand segments.
+/// Removes the shared memory segment of a killed PostgreSQL. PostgreSQL itself would remove it only at its
+/// next start with the same data, and a machine has a limit of some thousand segments.
 fn forget_shared_memory(data: &Path) {
     let Ok(pid_file) = fs::read_to_string(data.join("postmaster.pid")) else { return };
     let Some((_, id)) = pid_file.lines().nth(6).and_then(|line| line.trim().rsplit_once(' ')) else { return };

@@ -63,8 +63,8 @@ impl ServerProcess {
     }
 
     /// Succeeds if two listings of the processes agree and all processes were stopped at the first listing. A
-    /// process that the first listing missed was forked before its parent stopped, and the second listing contains
-    /// it.
+    /// process that the first listing missed was forked before its parent stopped, and the second listing
+    /// contains it.
     fn try_stop(&self) -> Result<(), String> {
         let all = self.all();
         let running: Vec<Pid> = all.iter().filter(|pid| !stands_still(**pid)).copied().collect();
@@ -84,8 +84,8 @@ impl ServerProcess {
         }
     }
 
-    /// `kill -9` of all processes of the server at once: they are stopped first, so that none observes another's
-    /// death. When this returns, they are gone, and so are their connections.
+    /// `kill -9` of all processes of the server at once: they are stopped first, so that none observes
+    /// another's death. When this returns, they are gone, and so are their connections.
     ///
     /// # Errors
     /// A process could not be killed.
@@ -184,8 +184,8 @@ impl ProcessSlot {
         process.end(signal).unwrap_or_else(|why| panic!("{why}"));
     }
 
-    /// Called when the owner of the slot is dropped: ends the process, if there is one, with `signal`. If that fails,
-    /// `ServerProcess::drop` kills it.
+    /// Called when the owner of the slot is dropped: ends the process, if there is one, with `signal`. If
+    /// that fails, `ServerProcess::drop` kills it.
     pub(crate) fn clear(&self, signal: Signal) {
         if let Some(mut process) = self.get().take() {
             let _ = process.end(signal);
@@ -207,8 +207,9 @@ impl Drop for ServerProcess {
     }
 }
 
-/// Spawns `command` on a thread that lives as long as this process. The kernel sends the parent-death signal when
-/// the *thread* ends that started the child, and a test may start its servers on a thread that ends early.
+/// Spawns `command` on a thread that lives as long as this process. The kernel sends the parent-death signal
+/// when the *thread* ends that started the child, and a test may start its servers on a thread that ends
+/// early.
 fn spawn(command: Command) -> io::Result<Child> {
     type Order = (Command, SyncSender<io::Result<Child>>);
     static STARTER: OnceLock<Sender<Order>> = OnceLock::new();
@@ -255,8 +256,8 @@ fn stat(pid: i32) -> Option<(char, i32)> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Parses a line of `/proc/PID/stat`: the state follows the program's name, which may contain any character; then
-/// comes the parent.
+/// Parses a line of `/proc/PID/stat`: the state follows the program's name, which may contain any character;
+/// then comes the parent.
 fn parse_stat(text: &str) -> Option<(char, i32)> {
     let (_, rest) = text.rsplit_once(") ")?;
     let mut words = rest.split(' ');

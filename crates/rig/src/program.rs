@@ -1,4 +1,5 @@
-//! Third-party programs: their paths, the users they may run as, and the packages to install if they are missing.
+//! Third-party programs: their paths, the users they may run as, and the packages to install if they are
+//! missing.
 //!
 //! Responsible for command lines as plain values. Starts no server.
 
@@ -22,8 +23,8 @@ pub struct Program {
     pub package: &'static str,
 }
 
-/// The program that starts another program as another user, and with a signal that the kernel sends to it when its
-/// parent ends.
+/// The program that starts another program as another user, and with a signal that the kernel sends to it
+/// when its parent ends.
 pub(crate) const SETPRIV: Program = Program { name: "setpriv", package: "util-linux" };
 /// The program that ends a client whose server does not answer.
 pub(crate) const TIMEOUT: Program = Program { name: "timeout", package: "coreutils" };
@@ -45,8 +46,8 @@ impl Program {
 }
 
 /// The path of the program `name`: in Debian's folder of the newest PostgreSQL, in PATH, or in one of the two
-/// folders of system programs that an ordinary user's PATH often lacks. An absolute path is returned unchanged if
-/// it exists.
+/// folders of system programs that an ordinary user's PATH often lacks. An absolute path is returned
+/// unchanged if it exists.
 #[must_use]
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -58,8 +59,8 @@ pub fn find(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// The folder of the newest PostgreSQL's programs. Debian installs several versions beside each other, none of them
-/// in PATH.
+/// The folder of the newest PostgreSQL's programs. Debian installs several versions beside each other, none
+/// of them in PATH.
 fn newest_postgres() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?.filter_map(Result::ok);
     let programs = versions.filter_map(|entry| {
@@ -123,9 +124,9 @@ impl CommandLine {
         self.through(&["--pdeathsig", signal.as_str()])
     }
 
-    /// The command, run by setpriv with these options; setpriv then replaces itself by the program. A change of
-    /// user clears the parent-death signal, so one setpriv does both: it changes the user, and sets the signal
-    /// last.
+    /// The command, run by setpriv with these options; setpriv then replaces itself by the program. A change
+    /// of user clears the parent-death signal, so one setpriv does both: it changes the user, and sets the
+    /// signal last.
     fn through(&self, options: &[&str]) -> Command {
         let mut options = options.to_vec();
         let user = [format!("--reuid={UNPRIVILEGED}"), format!("--regid={UNPRIVILEGED}")];

@@ -24,7 +24,8 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts a server that scrapes these addresses as one job, and evaluates the rules of a file; returns once it answers.
+    /// Starts a server that scrapes these addresses as one job, and evaluates the rules of a file; returns
+    /// once it answers.
     ///
     /// # Panics
     /// `prometheus` is missing or doesn't start.

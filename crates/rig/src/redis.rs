@@ -45,8 +45,8 @@ impl Redis {
     }
 
     /// Starts a server with further settings, as the words of a command line: `&["--appendonly", "yes"]`, or
-    /// `&["--user", "alice", "on", ">secret", "~jobs/*", "+@all"]`. With `--requirepass`, [`Redis::cli`] uses that
-    /// password too.
+    /// `&["--user", "alice", "on", ">secret", "~jobs/*", "+@all"]`. With `--requirepass`, [`Redis::cli`] uses
+    /// that password too.
     #[must_use]
     pub fn with(settings: &[&str]) -> Self {
         Self::unstarted(settings).started()
@@ -66,7 +66,8 @@ impl Redis {
         redis.started()
     }
 
-    /// Starts a server that accepts TLS only, with a certificate by [`Redis::ca`] for `localhost` and `127.0.0.1`.
+    /// Starts a server that accepts TLS only, with a certificate by [`Redis::ca`] for `localhost` and
+    /// `127.0.0.1`.
     #[must_use]
     pub fn with_tls() -> Self {
         Self::with_tls_and(&[])
@@ -104,8 +105,8 @@ impl Redis {
         self
     }
 
-    /// Starts a replica of this server, with the same settings and without a clock to set; returns once the replica
-    /// is in sync.
+    /// Starts a replica of this server, with the same settings and without a clock to set; returns once the
+    /// replica is in sync.
     ///
     /// # Panics
     /// This server uses TLS; or those of [`Redis::start`].
@@ -250,7 +251,8 @@ impl Redis {
         self.start_again();
     }
 
-    /// SIGSTOP: the server does not answer, its connections stay open. When this returns, the server is stopped.
+    /// SIGSTOP: the server does not answer, its connections stay open. When this returns, the server is
+    /// stopped.
     pub fn stop(&self) {
         self.slot.stop();
     }
@@ -299,8 +301,8 @@ impl Redis {
     }
 }
 
-/// The command line of a Redis in the foreground: on 127.0.0.1, with `folder` for its data. It stores nothing on disk
-/// unless `settings` enable that.
+/// The command line of a Redis in the foreground: on 127.0.0.1, with `folder` for its data. It stores nothing
+/// on disk unless `settings` enable that.
 #[must_use]
 pub fn line(port: u16, folder: &Path, settings: &[impl AsRef<str>]) -> CommandLine {
     CommandLine::new(SERVER.name)
@@ -309,7 +311,8 @@ pub fn line(port: u16, folder: &Path, settings: &[impl AsRef<str>]) -> CommandLi
         .args(["--save", "", "--appendonly", "no"])
         // So a replica is served at once; by default, the server waits 5 s for further replicas.
         .args(["--repl-diskless-sync-delay", "0"])
-        // A process title would overwrite the command line, by which xtask recognises the services that it has started.
+        // A process title would overwrite the command line, by which xtask recognises the services that it
+        // has started.
         .args(["--set-proc-title", "no"])
         .args(settings.iter().map(AsRef::as_ref))
 }

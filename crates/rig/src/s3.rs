@@ -22,8 +22,9 @@ pub const NODE: Program = Program { name: "node", package: "nodejs" };
 /// The bucket that exists from the start.
 pub const BUCKET: &str = "lockkeeper";
 
-/// moto compares the ETag and stores the object in two steps, and serves each connection on a thread of its own. S3
-/// guarantees that of two puts with the same condition one is refused, so this script serves one request at a time.
+/// moto compares the ETag and stores the object in two steps, and serves each connection on a thread of its
+/// own. S3 guarantees that of two puts with the same condition one is refused, so this script serves one
+/// request at a time.
 pub const MOTO: &str = "\
 import sys, threading
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
@@ -44,8 +45,8 @@ pub struct S3 {
 }
 
 impl S3 {
-    /// Starts a server with S3's guarantees for conditional puts: moto. `foreign` is the folder with the packages
-    /// that `cargo xtask test` installs from registries.
+    /// Starts a server with S3's guarantees for conditional puts: moto. `foreign` is the folder with the
+    /// packages that `cargo xtask test` installs from registries.
     ///
     /// # Panics
     /// `python3` or moto is missing, or moto doesn't start.
@@ -97,8 +98,8 @@ impl S3 {
         self.port.number()
     }
 
-    /// `http://127.0.0.1:PORT`, with the bucket as the first segment of the path. moto accepts any credentials; s3rver
-    /// accepts `S3RVER` with the secret `S3RVER`.
+    /// `http://127.0.0.1:PORT`, with the bucket as the first segment of the path. moto accepts any
+    /// credentials; s3rver accepts `S3RVER` with the secret `S3RVER`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port())

@@ -14,13 +14,14 @@ use crate::wait::wait;
 /// The sentinels' name for the primary.
 const NAME: &str = "main";
 const SENTINELS: usize = 3;
-/// A primary that has not answered for this long counts as down. On a busy machine, a healthy primary may exceed a
-/// shorter time.
+/// A primary that has not answered for this long counts as down. On a busy machine, a healthy primary may
+/// exceed a shorter time.
 const DOWN_AFTER_MS: u32 = 2_000;
 /// Two attempts at a failover are at least twice this time apart.
 const FAILOVER_TIMEOUT_MS: u32 = 3_000;
 
-/// Two Redis servers and three sentinels, which promote one server when the other does not answer for two seconds.
+/// Two Redis servers and three sentinels, which promote one server when the other does not answer for two
+/// seconds.
 pub struct Sentinel {
     // Dropped in this order, so that no sentinel observes the end of a server.
     sentinels: Vec<OneSentinel>,
@@ -76,8 +77,8 @@ impl Sentinel {
         addresses.collect::<Vec<_>>().join(",")
     }
 
-    /// The primary according to the first sentinel that answers. A primary that was just killed is still returned for
-    /// some seconds.
+    /// The primary according to the first sentinel that answers. A primary that was just killed is still
+    /// returned for some seconds.
     ///
     /// # Panics
     /// No sentinel answers.
@@ -125,8 +126,8 @@ impl Sentinel {
 }
 
 impl OneSentinel {
-    /// Starts a sentinel that names the server at this port as its primary, as of this epoch. `further`: more lines of
-    /// its settings file.
+    /// Starts a sentinel that names the server at this port as its primary, as of this epoch. `further`: more
+    /// lines of its settings file.
     ///
     /// # Panics
     /// Redis is missing or doesn't start.

@@ -1,6 +1,7 @@
 //! Faults of the machine for one process: a disk that fails or is slow, a wall clock that jumps.
 //!
-//! Responsible for `shim.c`: compiling it, and changing its numbers. [`Shim::environment`] loads it into a process.
+//! Responsible for `shim.c`: compiling it, and changing its numbers. [`Shim::environment`] loads it into a
+//! process.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -32,7 +33,8 @@ pub enum Number {
 
 const NUMBERS: u64 = 6;
 
-/// The shim, a library that replaces the functions of libc for syncs and wall-clock time in the process that loads it.
+/// The shim, a library that replaces the functions of libc for syncs and wall-clock time in the process that
+/// loads it.
 pub struct Shim {
     library: PathBuf,
     path: PathBuf,

@@ -57,7 +57,8 @@ impl Authority {
     #[expect(clippy::new_without_default, reason = "each is another one")]
     pub fn new() -> Self {
         let mut params = CertificateParams::default();
-        // The name must differ from the servers': a certificate with the same issuer and subject counts as self-signed.
+        // The name must differ from the servers': a certificate with the same issuer and subject counts as
+        // self-signed.
         params.distinguished_name.push(DnType::CommonName, "lockkeeper-rig authority");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().expect("the system has randomness");
@@ -79,8 +80,8 @@ impl Authority {
         write(folder.join(format!("{name}.pem")), &self.certificate())
     }
 
-    /// Issues a certificate for servers and clients, with these hosts (names or IP addresses) and URIs as its subject's
-    /// alternative names.
+    /// Issues a certificate for servers and clients, with these hosts (names or IP addresses) and URIs as its
+    /// subject's alternative names.
     ///
     /// # Panics
     /// If one of them is not valid.

@@ -26,8 +26,9 @@ const ASK: Duration = Duration::from_secs(2);
 /// The second compiler and the parallel collector of Java cost a short-lived server more than they give.
 const SHORT_LIVED: [&str; 3] = ["-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"];
 
-/// One ZooKeeper server on its own ports; ended when dropped. It syncs every write. A tick is 500 ms: its sessions last between
-/// one second and an hour. Empty containers are removed after 100 ms (a minute by default).
+/// One ZooKeeper server on its own ports; ended when dropped. It syncs every write. A tick is 500 ms: its
+/// sessions last between one second and an hour. Empty containers are removed after 100 ms (a minute by
+/// default).
 pub struct ZooKeeper {
     // The first field, so that the process is ended before its ports are released and its folder removed.
     slot: ProcessSlot,
@@ -47,7 +48,8 @@ impl ZooKeeper {
     /// Starts a server; returns once it answers.
     ///
     /// # Panics
-    /// `java` or ZooKeeper's classes are missing, or the server doesn't start; this applies to all functions that start one.
+    /// `java` or ZooKeeper's classes are missing, or the server doesn't start; this applies to all functions
+    /// that start one.
     #[must_use]
     pub fn start() -> Self {
         let zookeeper = Self::prepared();
@@ -64,7 +66,8 @@ impl ZooKeeper {
         zookeeper
     }
 
-    /// Starts a server with a further port for clients with TLS, which must have a certificate of its authority.
+    /// Starts a server with a further port for clients with TLS, which must have a certificate of its
+    /// authority.
     #[must_use]
     pub fn start_tls() -> Self {
         let mut zookeeper = Self::prepared();
@@ -74,7 +77,8 @@ impl ZooKeeper {
         zookeeper
     }
 
-    /// The port for clients with TLS, and its files: the authority, a certificate that it has signed, and its key.
+    /// The port for clients with TLS, and its files: the authority, a certificate that it has signed, and its
+    /// key.
     ///
     /// # Panics
     /// The server has no TLS.
@@ -143,7 +147,8 @@ impl ZooKeeper {
         self.wait_until_ready();
     }
 
-    /// SIGSTOP: the server does not answer, its connections stay open. When this returns, the server is stopped.
+    /// SIGSTOP: the server does not answer, its connections stay open. When this returns, the server is
+    /// stopped.
     pub fn stop(&self) {
         self.slot.stop();
     }
@@ -214,8 +219,8 @@ impl ZooKeeper {
 
     /// Opens a session and closes it.
     fn open_session(&self) -> std::io::Result<()> {
-        // After its length, a request to connect: the protocol's version, the last transaction seen, the time-out in
-        // milliseconds, no session to resume, an empty password of 16 bytes, and not read-only.
+        // After its length, a request to connect: the protocol's version, the last transaction seen, the
+        // time-out in milliseconds, no session to resume, an empty password of 16 bytes, and not read-only.
         let mut connect = vec![0; 45];
         connect[12..16].copy_from_slice(&4_000_u32.to_be_bytes());
         connect[24..28].copy_from_slice(&16_u32.to_be_bytes());
@@ -259,8 +264,8 @@ pub fn settings(port: u16, data: &Path, tick_ms: u32, more: &str) -> String {
     )
 }
 
-/// The command line of a server with this settings file, and these options of Java. (The packaged script forks, so Java is
-/// started directly.)
+/// The command line of a server with this settings file, and these options of Java. (The packaged script
+/// forks, so Java is started directly.)
 #[must_use]
 pub fn line(settings: &Path, java: &[&str]) -> CommandLine {
     CommandLine::new(JAVA.name)

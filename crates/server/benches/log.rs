@@ -1,7 +1,9 @@
-//! The cost of a log append, compared with its lower bound: one write of 128 bytes into a preallocated file, synced.
+//! The cost of a log append, compared with its lower bound: one write of 128 bytes into a preallocated file,
+//! synced.
 //!
-//! `cargo bench -p lockkeeper-server --bench log`. The variants alternate in one process, so that changes of the disk's
-//! speed affect all alike; the result is the ratio of the medians (target: at most 1.5 for 64 commands).
+//! `cargo bench -p lockkeeper-server --bench log`. The variants alternate in one process, so that changes of
+//! the disk's speed affect all alike; the result is the ratio of the medians (target: at most 1.5 for 64
+//! commands).
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;

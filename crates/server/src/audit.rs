@@ -1,9 +1,10 @@
-//! The audit trail: who has broken a hold, set a limit, changed the cluster, and who was refused. One JSON object per
-//! line in a file, and the same in the log.
+//! The audit trail: who has broken a hold, set a limit, changed the cluster, and who was refused. One JSON
+//! object per line in a file, and the same in the log.
 //!
-//! Responsible for: the record of an operator's command is on disk before the command is answered; records are in the
-//! order of their events; the files' size is bounded; refusals, which anybody can cause, are limited in rate, and those left out
-//! are counted. A disk that does not answer holds up only those who wait for their records.
+//! Responsible for: the record of an operator's command is on disk before the command is answered; records
+//! are in the order of their events; the files' size is bounded; refusals, which anybody can cause, are
+//! limited in rate, and those left out are counted. A disk that does not answer holds up only those who wait
+//! for their records.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -26,14 +27,15 @@ use crate::files::FileError;
 const FILE_BYTES_MAX: u64 = 64 << 20;
 /// How many renamed files are kept, as `FILE.1` to `FILE.4`.
 const KEPT: u32 = 4;
-/// Most refusals of one kind that are recorded in [`PERIOD`]. The files have room for refusals of all kinds, with names of
-/// the largest size, for five days at least, so refusals can't push other records out of them unnoticed.
+/// Most refusals of one kind that are recorded in [`PERIOD`]. The files have room for refusals of all kinds,
+/// with names of the largest size, for five days at least, so refusals can't push other records out of them
+/// unnoticed.
 const REFUSALS_MAX: u32 = 10;
 const PERIOD: Duration = Duration::from_secs(60);
 /// Most records that wait for the disk; further refusals are left out and counted.
 const QUEUE_MAX: usize = 256;
-/// How many of the newest records are kept in memory, to be shown; half of them at most are refusals, which anybody can
-/// cause.
+/// How many of the newest records are kept in memory, to be shown; half of them at most are refusals, which
+/// anybody can cause.
 const RECENT_MAX: usize = 1_000;
 /// How much of the end of the file is read at the start, for the same.
 const TAIL_BYTES: u64 = 256 << 10;
@@ -150,8 +152,8 @@ impl Audit {
         }))
     }
 
-    /// The newest of the records that are kept in memory, of names at and below `prefix`: at most `max`, with numbers below
-    /// `before`.
+    /// The newest of the records that are kept in memory, of names at and below `prefix`: at most `max`, with
+    /// numbers below `before`.
     pub(crate) fn recent(
         &self,
         prefix: Option<&LockName>,

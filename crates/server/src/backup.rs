@@ -1,8 +1,8 @@
 //! Backups as files: inspection, and restore into the data directory of a new cluster.
 //!
-//! Responsible for: a file is read to its end and verified before anything is written; a backup is restored only into a
-//! directory that is empty or has an unfinished restore; the new cluster's tokens are above all that the old cluster
-//! issued, also after the backup was taken (P2, T1).
+//! Responsible for: a file is read to its end and verified before anything is written; a backup is restored
+//! only into a directory that is empty or has an unfinished restore; the new cluster's tokens are above all
+//! that the old cluster issued, also after the backup was taken (P2, T1).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -134,8 +134,8 @@ pub enum RestoreError {
         /// Whether the backup is restored.
         is_done: bool,
     },
-    /// The directory can't be read or owned, there is no valid first token, or the system's random number generator
-    /// failed.
+    /// The directory can't be read or owned, there is no valid first token, or the system's random number
+    /// generator failed.
     #[error(transparent)]
     Node(#[from] ServeError),
 }
@@ -151,8 +151,8 @@ pub fn inspect(file: &Path) -> Result<Contents, RestoreError> {
 /// Makes a cluster of one node from a backup.
 ///
 /// # Errors
-/// [`RestoreError`]. Either no data were written, or nodes refuse to start with the directory until another restore
-/// finishes.
+/// [`RestoreError`]. Either no data were written, or nodes refuse to start with the directory until another
+/// restore finishes.
 pub fn restore(what: &Restore) -> Result<Restored, RestoreError> {
     let (contents, mut table) = read(&what.file)?;
     let above = tokens_above(&contents, what.tokens_above, what.now)?;
@@ -207,10 +207,11 @@ fn founding(node: u64, tokens_above: u64, rules: u32) -> Result<Founding, ServeE
     Ok(Founding { cluster: id()?, node, incarnation, members: vec![member], tokens_above, rules })
 }
 
-/// The number above which the new cluster's tokens start: the highest token that the old cluster can have issued by
-/// now, if it issued at most one each microsecond since the backup was taken; at least `asked`, and at least the
-/// microseconds since 2026. A second restore of the same file is later, so by the same rule its tokens are above those
-/// of the first. If the clock is behind the backup, only `asked` and the backup's last token count.
+/// The number above which the new cluster's tokens start: the highest token that the old cluster can have
+/// issued by now, if it issued at most one each microsecond since the backup was taken; at least `asked`, and
+/// at least the microseconds since 2026. A second restore of the same file is later, so by the same rule its
+/// tokens are above those of the first. If the clock is behind the backup, only `asked` and the backup's last
+/// token count.
 fn tokens_above(contents: &Contents, asked: Option<u64>, now: SystemTime) -> Result<u64, RestoreError> {
     let max = limits::RAISE_TOKENS_MAX;
     let above = match (now.duration_since(contents.taken), asked) {
@@ -253,8 +254,8 @@ fn read(file: &Path) -> Result<(Contents, Table), RestoreError> {
 }
 
 /// Called before the directory is owned, since owning creates a file, perhaps in an unrelated directory. A
-/// directory with an unfinished restore is accepted here; the storage checks it, since only the storage recognizes
-/// that restore's files.
+/// directory with an unfinished restore is accepted here; the storage checks it, since only the storage
+/// recognizes that restore's files.
 fn check_empty(data: &Path) -> Result<(), RestoreError> {
     let names = names_in(data).map_err(|error| RestoreError::Node(ServeError::Directory(error)))?;
     if names.iter().any(|name| name == storage::RESTORE_MARKER) {

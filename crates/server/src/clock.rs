@@ -9,7 +9,7 @@ const CLOCK: nix::time::ClockId = nix::time::ClockId::CLOCK_MONOTONIC_RAW;
 
 /// The time since boot.
 pub(crate) fn now() -> Duration {
-    // Can't fail: every supported kernel has this clock. If it did, the replica would take zero as "no time has
-    // passed", since its time never goes back.
+    // Can't fail: every supported kernel has this clock. If it did, the replica would take zero as "no time
+    // has passed", since its time never goes back.
     CLOCK.now().map_or(Duration::ZERO, Duration::from)
 }

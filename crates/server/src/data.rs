@@ -1,7 +1,8 @@
-//! A node's data directory at a start. In an empty one, the node bootstraps a single-node cluster, or becomes a
-//! candidate for a cluster of several nodes; otherwise it recovers from the content.
+//! A node's data directory at a start. In an empty one, the node bootstraps a single-node cluster, or becomes
+//! a candidate for a cluster of several nodes; otherwise it recovers from the content.
 //!
-//! A *candidate* here is a node that has an identity and no bootstrap record yet, not a candidate of an election.
+//! A *candidate* here is a node that has an identity and no bootstrap record yet, not a candidate of an
+//! election.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -104,12 +105,12 @@ pub(crate) struct Addresses<'a> {
     pub(crate) peer: &'a str,
 }
 
-/// Opens the data. In an empty directory, a node whose options name no other nodes bootstraps a single-node cluster;
-/// otherwise the node becomes a candidate, or remains the candidate that the directory contains.
+/// Opens the data. In an empty directory, a node whose options name no other nodes bootstraps a single-node
+/// cluster; otherwise the node becomes a candidate, or remains the candidate that the directory contains.
 ///
 /// # Errors
-/// The directory can't be read or written, is damaged or of a newer version, is marked as unusable, or is of another
-/// node; a candidate's options name no other nodes; there is no valid first token.
+/// The directory can't be read or written, is damaged or of a newer version, is marked as unusable, or is of
+/// another node; a candidate's options name no other nodes; there is no valid first token.
 pub(crate) fn open<D: Disk>(
     disk: &D,
     told: &ServerOptions,
@@ -143,8 +144,8 @@ pub(crate) fn open<D: Disk>(
                 return Err(ServeError::NotAlone { directory: told.data.clone(), node: member.node });
             }
             if kept.nodes.iter().any(|listed| !listed.incarnation.is_empty()) {
-                // This node has promised to form a cluster with exactly these incarnations, and other nodes may have
-                // bootstrapped that cluster already: the stored candidate must not change.
+                // This node has promised to form a cluster with exactly these incarnations, and other nodes
+                // may have bootstrapped that cluster already: the stored candidate must not change.
                 return Ok(DirectoryContents::Candidate(kept));
             }
             let candidate = candidate(told, addresses, member.incarnation, SystemTime::now())?;
@@ -179,8 +180,8 @@ pub(crate) fn stand<D: Disk>(
     storage::stand(disk, candidate).map_err(failed(told))
 }
 
-/// Marks the data as unusable, so that no later start accepts them. A restart would not repair them: a wrong table may
-/// be in a snapshot already, and lost entries stay lost.
+/// Marks the data as unusable, so that no later start accepts them. A restart would not repair them: a wrong
+/// table may be in a snapshot already, and lost entries stay lost.
 ///
 /// # Errors
 /// The disk's error.
@@ -191,8 +192,8 @@ pub(crate) fn condemn(disk: &impl Disk, verdict: Unusable, why: &str) -> io::Res
     disk.sync_names()
 }
 
-/// Refuses a directory with files of others and none of a node. Called before the directory is owned, since that
-/// creates a file in it.
+/// Refuses a directory with files of others and none of a node. Called before the directory is owned, since
+/// that creates a file in it.
 ///
 /// # Errors
 /// [`ServeError::NotOurs`], or the directory can't be read.
@@ -282,9 +283,10 @@ fn member(told: &ServerOptions, addresses: Addresses<'_>, incarnation: Vec<u8>) 
     }
 }
 
-/// The number above which a new table's tokens start: the greater of `asked` and the microseconds since 2026. The
-/// latter are above every token of an earlier table in this directory, provided that its tokens did not start above the
-/// clock and that it granted fewer than a million a second. Wall clocks are used for first tokens only (T1).
+/// The number above which a new table's tokens start: the greater of `asked` and the microseconds since 2026.
+/// The latter are above every token of an earlier table in this directory, provided that its tokens did not
+/// start above the clock and that it granted fewer than a million a second. Wall clocks are used for first
+/// tokens only (T1).
 pub(crate) fn first_tokens(asked: Option<u64>, now: SystemTime) -> Result<u64, ServeError> {
     let max = limits::RAISE_TOKENS_MAX;
     if let Some(above) = asked.filter(|above| *above > max) {

@@ -1,8 +1,8 @@
 //! The real disk: a directory with one owner.
 //!
-//! Responsible for: no other process owns the data directory while this one lives, no other user may read the files
-//! that are created in it, and "durable" has the meaning that the storage relies on. Does not interpret the content of
-//! files.
+//! Responsible for: no other process owns the data directory while this one lives, no other user may read the
+//! files that are created in it, and "durable" has the meaning that the storage relies on. Does not interpret
+//! the content of files.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -94,10 +94,12 @@ struct OpenDirectory {
 }
 
 impl DataDirectory {
-    /// Takes ownership of the directory at `path`. A missing directory is created, readable for its user only.
+    /// Takes ownership of the directory at `path`. A missing directory is created, readable for its user
+    /// only.
     ///
     /// # Errors
-    /// [`DirectoryError::InUse`], without waiting, if the directory has an owner; otherwise the system's error.
+    /// [`DirectoryError::InUse`], without waiting, if the directory has an owner; otherwise the system's
+    /// error.
     pub fn own(path: impl Into<PathBuf>) -> Result<Self, DirectoryError> {
         let path = path.into();
         if !path.is_dir() {
@@ -131,9 +133,9 @@ impl DataDirectory {
         &self.inner.path
     }
 
-    /// Whether the directory's path still leads to the lock file that this process holds. It does not if the directory
-    /// was deleted, moved or replaced; then another process could own the directory at that path. A path that can't be
-    /// checked counts as in place.
+    /// Whether the directory's path still leads to the lock file that this process holds. It does not if the
+    /// directory was deleted, moved or replaced; then another process could own the directory at that path. A
+    /// path that can't be checked counts as in place.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         match (fs::metadata(self.file(LOCK)), self.inner.owner.metadata()) {
@@ -155,8 +157,8 @@ fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Direc
     move |source| DirectoryError::Io { doing, path, source }
 }
 
-/// The names in a directory, without those that mean nothing: the lock file, and what a new file system contains. Empty
-/// if there is no such directory.
+/// The names in a directory, without those that mean nothing: the lock file, and what a new file system
+/// contains. Empty if there is no such directory.
 ///
 /// # Errors
 /// The directory can't be read.
@@ -171,15 +173,15 @@ pub(crate) fn names_in(path: &Path) -> Result<Vec<String>, DirectoryError> {
     }
 }
 
-/// Creates a directory and its missing ancestors, durably: a new entry is synced in its parent before anything is
-/// created below it. `sync` makes the entries of a directory durable.
+/// Creates a directory and its missing ancestors, durably: a new entry is synced in its parent before
+/// anything is created below it. `sync` makes the entries of a directory durable.
 fn make(path: &Path, mut sync: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     let missing: Vec<&Path> =
         path.ancestors().take_while(|it| !it.as_os_str().is_empty() && !it.is_dir()).collect();
     for directory in missing.into_iter().rev() {
         match DirBuilder::new().mode(DIRECTORY_MODE).create(directory) {
-            // Another process has created the directory meanwhile, and may not have synced its entry yet: this process
-            // syncs the entry too.
+            // Another process has created the directory meanwhile, and may not have synced its entry yet:
+            // this process syncs the entry too.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => {}
             made => made?,
         }
@@ -212,8 +214,8 @@ impl Disk for DataDirectory {
         let mut names = Vec::new();
         for entry in fs::read_dir(&self.inner.path)? {
             let entry = entry?;
-            // Skips the lock file, and names that aren't UTF-8 or are no regular files: the storage creates none of
-            // these.
+            // Skips the lock file, and names that aren't UTF-8 or are no regular files: the storage creates
+            // none of these.
             match entry.file_name().into_string() {
                 Ok(name) if name != LOCK && entry.file_type()?.is_file() => names.push(name),
                 _ => {}

@@ -1,5 +1,5 @@
-//! The disk worker's thread: snapshot steps, spare segments, removals. A turn of the replica never waits for any of
-//! them.
+//! The disk worker's thread: snapshot steps, spare segments, removals. A turn of the replica never waits for
+//! any of them.
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use crate::node::{fail_stop, is_full};
 use crate::observe;
 use crate::peers::Arrived;
 
-/// The interval of checks that the data directory still exists. After its deletion, acknowledged writes would be lost.
+/// The interval of checks that the data directory still exists. After its deletion, acknowledged writes would
+/// be lost.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A task for the disk worker, which executes tasks in the order in which they were sent.
@@ -37,10 +38,11 @@ pub(crate) enum DiskTaskResult<D: Disk> {
     StepFailed,
     /// A spare segment.
     Spare(Spare<D::File>),
-    /// No spare segment could be made. Unless a later attempt succeeds in time, the log makes its next segment itself.
+    /// No spare segment could be made. Unless a later attempt succeeds in time, the log makes its next
+    /// segment itself.
     NoSpare,
-    /// Completing a snapshot failed because the disk was full. The node stops: it is unknown whether its next start
-    /// would load this snapshot or an older one.
+    /// Completing a snapshot failed because the disk was full. The node stops: it is unknown whether its next
+    /// start would load this snapshot or an older one.
     Full(io::Error),
     /// A snapshot that the leader sent was received and written to a file.
     Received(Box<Received>, Box<Arrived<D>>),
@@ -130,8 +132,8 @@ impl<D: Disk> Chores<D> {
     fn step(&mut self, writer: &mut Option<Open<D>>, step: SnapshotStep) -> DiskTaskResult<D> {
         let result = match (step, writer.take()) {
             (SnapshotStep::Begin(head), before) => {
-                // `before` is a snapshot that the replica has abandoned. If its file can't be removed now, the next
-                // start removes it.
+                // `before` is a snapshot that the replica has abandoned. If its file can't be removed now,
+                // the next start removes it.
                 drop(before.map(|before| before.writer.abandon()));
                 self.snapshots
                     .begin(&head)
@@ -174,8 +176,9 @@ impl<D: Disk> Chores<D> {
         }
     }
 
-    /// Removes files in the order of the requests; files whose removal failed are tried again first. Otherwise a
-    /// segment could be missing between two that remain, and the next start would take that for data loss.
+    /// Removes files in the order of the requests; files whose removal failed are tried again first.
+    /// Otherwise a segment could be missing between two that remain, and the next start would take that for
+    /// data loss.
     fn remove(&mut self, removal: Removal) {
         self.unremoved.then(removal);
         if let Err(error) = self.unremoved.run(&self.disk) {

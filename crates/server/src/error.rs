@@ -223,8 +223,8 @@ pub enum ServeError {
         /// Both digests, and the log entry after which they were compared.
         difference: Difference,
     },
-    /// Log entries that this node had acknowledged are missing: the disk lost them, or the directory was replaced by an
-    /// older copy (P10).
+    /// Log entries that this node had acknowledged are missing: the disk lost them, or the directory was
+    /// replaced by an older copy (P10).
     #[error(
         "node {node} stops: the log in the data directory `{directory}` ends at entry {}, and by node {} this node has, or must \
          have, entry {}. Entries that it had acknowledged are gone: the disk has lost what it confirmed, or the directory is \

@@ -2,12 +2,12 @@
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// File descriptors that are kept free for other uses than client connections: the log, peer connections, standard
-/// streams, the runtime's own.
+/// File descriptors that are kept free for other uses than client connections: the log, peer connections,
+/// standard streams, the runtime's own.
 const FILES_RESERVED: u64 = 64;
 
-/// Raises this process's limit on open files to the most that it may have. Returns `wanted`, or fewer connections if that
-/// limit does not allow as many of `files_each`.
+/// Raises this process's limit on open files to the most that it may have. Returns `wanted`, or fewer
+/// connections if that limit does not allow as many of `files_each`.
 #[must_use]
 pub fn raise_file_limit(wanted: usize, files_each: u64) -> usize {
     let raise = || -> nix::Result<u64> {

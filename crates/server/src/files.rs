@@ -1,4 +1,5 @@
-//! The small files that a node is given: certificates, tokens, permissions. They are read again while it runs.
+//! The small files that a node is given: certificates, tokens, permissions. They are read again while it
+//! runs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -116,8 +117,8 @@ pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>,
                     }
                 }
                 Err(error) => {
-                    // Files that are just being replaced don't fit together: the same error is logged once, and at
-                    // SIGHUP.
+                    // Files that are just being replaced don't fit together: the same error is logged once,
+                    // and at SIGHUP.
                     let text = error.to_string();
                     if is_asked || failed.as_ref() != Some(&text) {
                         tracing::error!(%error, "the new files are not used, the old ones stay in force: {error}");

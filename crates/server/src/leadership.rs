@@ -1,15 +1,15 @@
 //! Log lines about leadership changes: the leader, its term, and periods without a leader.
 //!
-//! Responsible for: one line per change, not one per turn; a period without a leader is logged once, and its end once.
-//! Reads no clock and writes no log itself.
+//! Responsible for: one line per change, not one per turn; a period without a leader is logged once, and its
+//! end once. Reads no clock and writes no log itself.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use lockkeeper_wire::store::Configuration;
 
-/// A period without a leader is logged after this many election time-outs: an election after a leader's death takes two
-/// or three.
+/// A period without a leader is logged after this many election time-outs: an election after a leader's death
+/// takes two or three.
 const PATIENCE: u32 = 4;
 
 /// A message about leadership, for the log.
@@ -49,8 +49,8 @@ impl Leadership {
         Self { node, patience: election_timeout * PATIENCE, told: None, without: None }
     }
 
-    /// Returns the lines to log. `leader` is the node that leads in `term`, perhaps this one; `None` if this node
-    /// knows no leader. `reached` is called only if a line lists the voters' connections.
+    /// Returns the lines to log. `leader` is the node that leads in `term`, perhaps this one; `None` if this
+    /// node knows no leader. `reached` is called only if a line lists the voters' connections.
     pub(crate) fn look(
         &mut self,
         now: Instant,

@@ -1,7 +1,7 @@
 //! The lock service as a process: a replica with its disk, its threads and its gRPC interface.
 //!
-//! Responsible for time, threads, sockets and files around the replica, which is pure and makes all decisions. Three
-//! threads:
+//! Responsible for time, threads, sockets and files around the replica, which is pure and makes all
+//! decisions. Three threads:
 //!
 //! | thread | does |
 //! | --- | --- |
@@ -9,8 +9,8 @@
 //! | `lockkeeper-replica` | the replica's turns, including log writes and I/O on peer sockets (`node`, `peers`) |
 //! | `lockkeeper-disk` | snapshots, spare segments, removals (`disk_worker`) |
 //!
-//! In addition, each snapshot that is sent to or received from another node has a thread while it is transferred
-//! (`peers/bulk.rs`), and backups are read on the runtime's blocking threads (`front/backup.rs`).
+//! In addition, each snapshot that is sent to or received from another node has a thread while it is
+//! transferred (`peers/bulk.rs`), and backups are read on the runtime's blocking threads (`front/backup.rs`).
 //!
 //! # Code map
 //!

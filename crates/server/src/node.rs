@@ -1,9 +1,10 @@
-//! The replica's thread. Each turn of its loop takes all input, runs the replica, writes the log and hands over the
-//! outputs.
+//! The replica's thread. Each turn of its loop takes all input, runs the replica, writes the log and hands
+//! over the outputs.
 //!
-//! Responsible for: no output leaves before the write that it depends on is durable, and a failed write ends the
-//! process (P10); the clock is read after the input (P5). The thread itself writes the log and does the I/O on peer
-//! sockets: passing each write and message to another thread would take longer than the time that this could save.
+//! Responsible for: no output leaves before the write that it depends on is durable, and a failed write ends
+//! the process (P10); the clock is read after the input (P5). The thread itself writes the log and does the
+//! I/O on peer sockets: passing each write and message to another thread would take longer than the time that
+//! this could save.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,15 +28,15 @@ use crate::observe;
 use crate::peers::{Arrived, Peers};
 use crate::traces::AcquireTracer;
 
-/// The requests handled in one turn, by their weight in the inbox: those that take about [`TURN`]. The next turn may be of
-/// others, so this bounds how long a caller waits for what another one has asked.
+/// The requests handled in one turn, by their weight in the inbox: those that take about [`TURN`]. The next
+/// turn may be of others, so this bounds how long a caller waits for what another one has asked.
 const TURN_REQUESTS: usize = 1 << 8;
 /// See [`TURN_REQUESTS`]: as measured.
 const TURN: Duration = Duration::from_micros(500);
 /// Most requests handled in one turn, see [`turn_requests`]. Bounds the delay of keep-alives.
 const TURN_REQUESTS_MAX: usize = 1 << 14;
-/// Most log writes in one turn: between two writes of a turn, no peer message is read, and the consensus gets no
-/// tick.
+/// Most log writes in one turn: between two writes of a turn, no peer message is read, and the consensus gets
+/// no tick.
 const TURN_WRITES_MAX: usize = 2;
 /// The pause before another attempt after a spare segment could not be made.
 const SPARE_PAUSE: Duration = Duration::from_secs(10);
@@ -64,8 +65,8 @@ pub(crate) struct NodeThread<D: Disk> {
     pub(crate) directory: String,
 }
 
-/// Whether this thread may request a spare log segment from the disk worker: yes; no, since one was requested already;
-/// or not before the given time, since the last attempt failed.
+/// Whether this thread may request a spare log segment from the disk worker: yes; no, since one was requested
+/// already; or not before the given time, since the last attempt failed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Spare {
     Wanted,
@@ -77,8 +78,8 @@ impl<D: Disk> NodeThread<D> {
     /// Runs until the inbox is closed.
     ///
     /// # Errors
-    /// The replica must stop, entries of the log are missing, the disk is full, or the data directory is gone. Any
-    /// other failed write of the log or installation of a snapshot aborts the process.
+    /// The replica must stop, entries of the log are missing, the disk is full, or the data directory is
+    /// gone. Any other failed write of the log or installation of a snapshot aborts the process.
     pub(crate) fn run(mut self) -> Result<(), ServeError> {
         self.inbox.is_mine();
         let result = self.turns();
@@ -98,8 +99,9 @@ impl<D: Disk> NodeThread<D> {
             let weight_max = turn_requests(self.last_sync).min(self.replica.room());
             let Some(requests) = self.inbox.take(&mut arrived, weight_max) else { return Ok(()) };
             self.peers.read(&mut from_peers);
-            // The clock is read after the input (P5): a keep-alive then counts from its arrival or later, and a new
-            // leader's zero point, from which its deadlines count, is not dated before the message that caused it.
+            // The clock is read after the input (P5): a keep-alive then counts from its arrival or later, and
+            // a new leader's zero point, from which its deadlines count, is not dated before the message that
+            // caused it.
             self.replica.begin(clock::now());
             let begun = Instant::now();
             from_peers.drain(..).for_each(|event| self.replica.handle(event));
@@ -115,8 +117,8 @@ impl<D: Disk> NodeThread<D> {
             for _ in 0..TURN_WRITES_MAX {
                 self.trace_work();
                 let Some(write) = self.replica.advance()? else { break };
-                // The outputs so far depend only on writes that are durable, so they are sent before the next write
-                // is synced.
+                // The outputs so far depend only on writes that are durable, so they are sent before the next
+                // write is synced.
                 self.hand_over(&mut outputs)?;
                 let installed = write.installs().map(|index| self.install(index)).transpose()?;
                 self.append(write.record())?;
@@ -165,8 +167,8 @@ impl<D: Disk> NodeThread<D> {
         }
     }
 
-    /// Replaces the log by a received snapshot. The snapshot file gets its final name first; then the log restarts
-    /// after the snapshot's index.
+    /// Replaces the log by a received snapshot. The snapshot file gets its final name first; then the log
+    /// restarts after the snapshot's index.
     fn install(&mut self, index: u64) -> Result<Sender<()>, ServeError> {
         let Some(Arrived { head, sealed, settled }) = self.incoming.remove(&index) else {
             // Continuing would reset the log to a snapshot that does not exist.
@@ -317,8 +319,9 @@ impl<D: Disk> NodeThread<D> {
         let wake = self.replica.next_wake();
         let now = clock::now();
         if wake > now && (self.replica.held_until().is_some() || self.replica.room() == 0) {
-            // While proposals are held back, and while the replica has no room for more, only a peer's message can end
-            // the wait early. Clients' events would have no effect before its end, so they need not wake this thread.
+            // While proposals are held back, and while the replica has no room for more, only a peer's
+            // message can end the wait early. Clients' events would have no effect before its end, so they
+            // need not wake this thread.
             self.peers.wait_for_peers(wake - now);
         } else if wake > now {
             self.peers.wait(Some(wake - now));
@@ -326,8 +329,8 @@ impl<D: Disk> NodeThread<D> {
     }
 }
 
-/// The requests that a turn handles. On a slow disk they are more, so that the work takes about as long as the sync that they
-/// share: otherwise the disk's syncs would limit the rate.
+/// The requests that a turn handles. On a slow disk they are more, so that the work takes about as long as
+/// the sync that they share: otherwise the disk's syncs would limit the rate.
 fn turn_requests(last_sync: Duration) -> usize {
     let syncs = last_sync.as_micros() / TURN.as_micros();
     usize::try_from(syncs)
@@ -337,13 +340,15 @@ fn turn_requests(last_sync: Duration) -> usize {
         .min(TURN_REQUESTS_MAX)
 }
 
-/// Whether the error means a full disk: that is no bug, so the process exits with a message and does not abort.
+/// Whether the error means a full disk: that is no bug, so the process exits with a message and does not
+/// abort.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Aborts the process after a failed write: the state of the disk is unknown, so any further answer could be wrong. A
-/// failed sync is never retried, since a second sync reports success for pages that the kernel has dropped (P10).
+/// Aborts the process after a failed write: the state of the disk is unknown, so any further answer could be
+/// wrong. A failed sync is never retried, since a second sync reports success for pages that the kernel has
+/// dropped (P10).
 pub(crate) fn fail_stop(directory: &str, what: &str, error: &io::Error) -> ! {
     tracing::error!(
         directory,

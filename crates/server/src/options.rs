@@ -13,19 +13,19 @@ use crate::error::ServeError;
 use crate::tls::TlsFiles;
 use crate::traces::TraceSink;
 
-/// Default limit of client connections; the limit on open files may lower it. A connection with a session takes
-/// about 32 KiB.
+/// Default limit of client connections; the limit on open files may lower it. A connection with a session
+/// takes about 32 KiB.
 pub const CONNECTIONS_MAX: usize = 16_384;
 
 /// How long a connection stays open by default without a session, a watch or a call.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Default least log growth between snapshots, in bytes. A snapshot lets the log be truncated; replaying this much at a
-/// start takes about a second.
+/// Default least log growth between snapshots, in bytes. A snapshot lets the log be truncated; replaying this
+/// much at a start takes about a second.
 pub const SNAPSHOT_AFTER: u64 = 64 << 20;
 
-/// Default election time-out: a follower without a leader's message for this long, or up to twice that, starts an
-/// election.
+/// Default election time-out: a follower without a leader's message for this long, or up to twice that,
+/// starts an election.
 pub const ELECTION_TIMEOUT: Duration = Duration::from_millis(240);
 
 /// Whether a node serves HTTP/JSON, and at which address (as in [`ServerOptions::listen`]).
@@ -40,8 +40,9 @@ pub enum HttpListen {
 }
 
 impl HttpListen {
-    /// The usual address, for a node that listens for other clients at `listen`. Off if that has not the default port: the
-    /// node may then be one of several on its machine, which can't all have the usual address.
+    /// The usual address, for a node that listens for other clients at `listen`. Off if that has not the
+    /// default port: the node may then be one of several on its machine, which can't all have the usual
+    /// address.
     #[must_use]
     pub fn usual(listen: &str) -> Self {
         match listen.rsplit_once(':') {
@@ -81,7 +82,8 @@ impl fmt::Debug for MetricsPage {
 pub struct HazardPlayer {
     /// Its files.
     pub files: Vec<PageFile>,
-    /// Computes a trace as JSON for the settings of a query (`story=…&pause-for=5s`). The error is for people.
+    /// Computes a trace as JSON for the settings of a query (`story=…&pause-for=5s`). The error is for
+    /// people.
     pub trace: Arc<TraceOfQuery>,
 }
 
@@ -140,29 +142,31 @@ pub struct ServerOptions {
     pub audit: Option<PathBuf>,
     /// The id of this node; by default the id in its certificate or in its data, or 1.
     pub node: Option<u64>,
-    /// Peer addresses of the nodes of a new cluster, by id, this node included. If the data directory has a cluster
-    /// already, its members take precedence, and only this node's own address is used.
+    /// Peer addresses of the nodes of a new cluster, by id, this node included. If the data directory has a
+    /// cluster already, its members take precedence, and only this node's own address is used.
     pub cluster: BTreeMap<u64, String>,
     /// The peer address of a member of the cluster that this node is to be added to; instead of `cluster`.
     pub join: Option<String>,
-    /// The address that listens to peers; by default this node's address in `cluster` or in its data, or with `join`
-    /// the default peer port on 127.0.0.1.
+    /// The address that listens to peers; by default this node's address in `cluster` or in its data, or with
+    /// `join` the default peer port on 127.0.0.1.
     pub peer_listen: Option<String>,
-    /// The first tokens of a new table are above this one, and in any case above the microseconds since 2026 (T1).
+    /// The first tokens of a new table are above this one, and in any case above the microseconds since 2026
+    /// (T1).
     pub tokens_above: Option<u64>,
-    /// See [`ELECTION_TIMEOUT`]; the same for all nodes of a cluster. Must be many times the message delay between two
-    /// nodes.
+    /// See [`ELECTION_TIMEOUT`]; the same for all nodes of a cluster. Must be many times the message delay
+    /// between two nodes.
     pub election_timeout: Duration,
     /// The limit of client connections.
     pub connections_max: usize,
-    /// The limit of the connections of one identity, and of those of one network; `None`: half of `connections_max`.
+    /// The limit of the connections of one identity, and of those of one network; `None`: half of
+    /// `connections_max`.
     pub connections_of_client_max: Option<usize>,
     /// How many of the connections are kept for operators and other nodes, at most half; `None`: a sixteenth.
     pub connections_reserved: Option<usize>,
     /// How long a connection stays open without a session, a watch or a call.
     pub idle_timeout: Duration,
-    /// Log growth in bytes after which a snapshot is taken, unless the last snapshot was larger; then the log must grow
-    /// by that snapshot's size. Only tests set another value than [`SNAPSHOT_AFTER`].
+    /// Log growth in bytes after which a snapshot is taken, unless the last snapshot was larger; then the log
+    /// must grow by that snapshot's size. Only tests set another value than [`SNAPSHOT_AFTER`].
     pub snapshot_after: u64,
     /// The size of new log segments, in bytes. Only tests set another value than the storage's default.
     pub segment_bytes: u64,

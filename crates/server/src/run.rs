@@ -80,14 +80,15 @@ impl Running {
     }
 }
 
-/// Serves until SIGTERM, SIGINT or [`Running::stop`]; blocks this thread, which must not be one of an async runtime. A
-/// second signal ends it without waiting for clients.
+/// Serves until SIGTERM, SIGINT or [`Running::stop`]; blocks this thread, which must not be one of an async
+/// runtime. A second signal ends it without waiting for clients.
 ///
 /// `ready` is called once the node serves: it leads, or follows a leader.
 ///
 /// # Errors
-/// [`ServeError`]: the node can't start, or had to stop. A failed write of the log, except on a full disk, aborts the
-/// process instead: the state of the disk is unknown then, and no further answer may be sent (P10).
+/// [`ServeError`]: the node can't start, or had to stop. A failed write of the log, except on a full disk,
+/// aborts the process instead: the state of the disk is unknown then, and no further answer may be sent
+/// (P10).
 pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), ServeError> {
     let tls = options.tls.as_ref().map(NodeTls::load).transpose()?;
     if let Some(tls) = &tls {
@@ -145,8 +146,8 @@ pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<()
                 directory: options.data.clone(),
                 node: options.node.unwrap_or_default(),
             })?;
-            // Otherwise a service manager that starts the nodes one after the other would wait for the first one, and
-            // that for the second.
+            // Otherwise a service manager that starts the nodes one after the other would wait for the first
+            // one, and that for the second.
             notify(NotifyState::Ready);
             let (keeper, told) = (disk.clone(), options.clone());
             let keep = move |candidate: &Candidate| data::stand(&keeper, &told, candidate);
@@ -275,8 +276,8 @@ fn listen_for_http(options: &ServerOptions) -> Result<Option<(TcpListener, Socke
 /// The listener for other nodes.
 struct Peering {
     listener: TcpListener,
-    /// The address that other nodes are given if neither `--cluster` nor the data have one; empty if `listener` is
-    /// bound to a wildcard address.
+    /// The address that other nodes are given if neither `--cluster` nor the data have one; empty if
+    /// `listener` is bound to a wildcard address.
     told: String,
 }
 
@@ -291,15 +292,16 @@ impl Peering {
         Ok(Self { listener, told })
     }
 
-    /// Listens at this node's peer address in the data. `None` for a node that is alone and has no peer address.
+    /// Listens at this node's peer address in the data. `None` for a node that is alone and has no peer
+    /// address.
     fn of_data<D: Disk>(options: &ServerOptions, data: &Data<D>) -> Result<Option<Self>, ServeError> {
         let (mut nodes, node) = (data.nodes(), data.founding.node);
         let told = nodes.remove(&node).map(|member| member.peer_address).unwrap_or_default();
         match told.is_empty() {
             false => Self::new(options.allowed(&told)?, told).map(Some),
             true if nodes.is_empty() => Ok(None),
-            // The node was bootstrapped alone and other nodes were added: without a peer address it would wait for
-            // them forever, without an error.
+            // The node was bootstrapped alone and other nodes were added: without a peer address it would
+            // wait for them forever, without an error.
             true => Err(ServeError::Unreachable {
                 directory: options.data.clone(),
                 node,
@@ -565,8 +567,8 @@ async fn flush(front: &Front, state: &mut watch::Receiver<ReplicaStatus>) {
     }
 }
 
-/// Sets whether this node knows a leader. The health of the whole process, of the service named by an empty string, is
-/// always good: a restart would not give the node a leader.
+/// Sets whether this node knows a leader. The health of the whole process, of the service named by an empty
+/// string, is always good: a restart would not give the node a leader.
 async fn set_health(health: &tonic_health::server::HealthReporter, has_leader: bool) {
     use lockkeeper_wire::v1::lockkeeper_server::SERVICE_NAME;
     use tonic_health::ServingStatus::{NotServing, Serving};

@@ -1,8 +1,9 @@
 //! Traces of acquires at the leader: when each stage of an acquire began and ended.
 //!
-//! A client whose span is sampled sends that span's context with the acquire (`traceparent`). The front records the
-//! arrival ([`TraceArrivals`]), the replica's thread the rest ([`AcquireTracer`]); the finished trace goes to the
-//! [`TraceSink`]. Traces never affect a lock: an acquire that can't be traced is served all the same, and counted.
+//! A client whose span is sampled sends that span's context with the acquire (`traceparent`). The front
+//! records the arrival ([`TraceArrivals`]), the replica's thread the rest ([`AcquireTracer`]); the finished
+//! trace goes to the [`TraceSink`]. Traces never affect a lock: an acquire that can't be traced is served all
+//! the same, and counted.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,14 +24,14 @@ use crate::observe;
 
 /// Most acquires that a node traces at a time. Further ones are not traced.
 const OPEN_MAX: usize = 1 << 12;
-/// Most of them that wait for a lock. The trace of the one that has waited longest ends for a further one, so that long
-/// waits leave room for other traces.
+/// Most of them that wait for a lock. The trace of the one that has waited longest ends for a further one, so
+/// that long waits leave room for other traces.
 const WAITING_MAX: usize = OPEN_MAX / 2;
 /// Most names in a trace.
 const NAMES_MAX: usize = 8;
 
-/// Receives the traces of acquires. Called on the replica's thread: it must neither block nor panic. Returns false if it
-/// has no room for the trace, which is then counted as dropped.
+/// Receives the traces of acquires. Called on the replica's thread: it must neither block nor panic. Returns
+/// false if it has no room for the trace, which is then counted as dropped.
 #[derive(Clone)]
 pub struct TraceSink(pub Arc<dyn Fn(AcquireTrace) -> bool + Send + Sync>);
 
@@ -78,10 +79,10 @@ pub struct AcquireTrace {
 /// A stage of an acquire.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TraceStage {
-    /// `inbox`: until the replica's thread takes the request. `batch`: until its log entry is written; a cluster's leader
-    /// may wait for the commit of the previous batch. `log_sync`: until the entry is durable on this node. `commit`: until
-    /// a majority has the entry, and this thread begins to apply it. `apply`: until the answer is handed to the
-    /// connection. `wait`: in the lock's queue.
+    /// `inbox`: until the replica's thread takes the request. `batch`: until its log entry is written; a
+    /// cluster's leader may wait for the commit of the previous batch. `log_sync`: until the entry is durable
+    /// on this node. `commit`: until a majority has the entry, and this thread begins to apply it. `apply`:
+    /// until the answer is handed to the connection. `wait`: in the lock's queue.
     pub name: &'static str,
     /// When it began.
     pub start: SystemTime,
@@ -174,7 +175,8 @@ impl OpenTrace {
         self.reached = until;
     }
 
-    /// Ends the stage in progress if it is `from`. The same command may pass a stage again: a client may repeat it.
+    /// Ends the stage in progress if it is `from`. The same command may pass a stage again: a client may
+    /// repeat it.
     fn advance(&mut self, from: AcquireStage, to: AcquireStage, at: Instant) {
         if self.stage == from {
             self.end_stage(at);
@@ -220,9 +222,9 @@ impl TraceArrivals {
         sampled
     }
 
-    /// Traces those of the sampled acquires that the replica gets: they are among `requests`, and not denied. To be called
-    /// before the requests are pushed to the inbox, so that the replica's thread finds the arrivals of each frame it
-    /// takes.
+    /// Traces those of the sampled acquires that the replica gets: they are among `requests`, and not denied.
+    /// To be called before the requests are pushed to the inbox, so that the replica's thread finds the
+    /// arrivals of each frame it takes.
     pub(crate) fn arrived(&self, stream: StreamId, sampled: Vec<SampledAcquire>, requests: &[Request]) {
         if sampled.is_empty() {
             return;

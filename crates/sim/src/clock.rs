@@ -10,8 +10,8 @@ pub(crate) type Nanos = u64;
 pub(crate) const MS: Nanos = 1_000_000;
 pub(crate) const SECOND: Nanos = 1_000 * MS;
 
-/// The largest deviation of a clock's rate, in parts per million. Two clocks then differ by 0.9 % at most, which is
-/// less than the margin of 1 % that P5 assumes.
+/// The largest deviation of a clock's rate, in parts per million. Two clocks then differ by 0.9 % at most,
+/// which is less than the margin of 1 % that P5 assumes.
 pub(crate) const DRIFT_PPM_MAX: i64 = 4_500;
 
 const MILLION: i128 = 1_000_000;

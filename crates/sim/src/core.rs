@@ -84,7 +84,8 @@ pub(crate) enum Happening {
         run: u64,
         to: Id,
     },
-    /// A handshake request arrives. `any`: its sender knows no other nodes, so the receiver was picked at random.
+    /// A handshake request arrives. `any`: its sender knows no other nodes, so the receiver was picked at
+    /// random.
     HelloArrives {
         from: Id,
         run: u64,
@@ -109,7 +110,8 @@ pub(crate) enum Happening {
         run: u64,
         link: LinkId,
     },
-    /// A snapshot transfer arrives at its receiver (`BulkArrives`), or its result at its sender (`BulkSettles`).
+    /// A snapshot transfer arrives at its receiver (`BulkArrives`), or its result at its sender
+    /// (`BulkSettles`).
     BulkArrives(BulkId),
     BulkSettles(BulkId, bool),
     /// A link between two nodes breaks.
@@ -154,7 +156,8 @@ pub(crate) enum Happening {
 
 pub(crate) struct Core {
     pub(crate) now: Nanos,
-    /// Ordered by time, then by a random tie-break (events of the same time have no natural order), then by a counter.
+    /// Ordered by time, then by a random tie-break (events of the same time have no natural order), then by a
+    /// counter.
     queue: BTreeMap<(Nanos, u64, u64), Happening>,
     scheduled: u64,
     pub(crate) dice: Rng,

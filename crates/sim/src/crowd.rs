@@ -1,8 +1,8 @@
-//! Crowds: in some scenarios one client queues hundreds of requests. Work budgets are then so small that these
-//! requests exceed them.
+//! Crowds: in some scenarios one client queues hundreds of requests. Work budgets are then so small that
+//! these requests exceed them.
 //!
-//! Only [`Budgets`] defines the budgets: every table of a run, on the nodes and in the oracle, is created with the
-//! same ones.
+//! Only [`Budgets`] defines the budgets: every table of a run, on the nodes and in the oracle, is created
+//! with the same ones.
 
 use lockkeeper_core::{Acquire, Command, IfBusy, LockName, Mode, Seq, SessionId, Table, limits};
 use lockkeeper_replica::{ENDS_PER_PART, TURN_VISITS_MAX};
@@ -100,15 +100,15 @@ impl Budgets {
         Self { work_max, turn_visits_max, ends_per_part, visits_max }
     }
 
-    /// The largest number of table entries that this command visits. A command that ends a request visits no more
-    /// entries than an acquire of the longest name: all other requests of the simulation have one name, or two short
-    /// ones.
+    /// The largest number of table entries that this command visits. A command that ends a request visits no
+    /// more entries than an acquire of the longest name: all other requests of the simulation have one name,
+    /// or two short ones.
     pub(crate) fn visits_max_of(self, command: &Command) -> u64 {
         command.visits_max_with(self.work_max).min(self.visits_max - self.turn_visits_max)
     }
 
-    /// Applies the budget to a table. The budget decides which command makes which grant, so all tables of a run
-    /// must have the same one.
+    /// Applies the budget to a table. The budget decides which command makes which grant, so all tables of a
+    /// run must have the same one.
     pub(crate) fn table(self, table: Table) -> Table {
         table.with_work_max(self.work_max)
     }

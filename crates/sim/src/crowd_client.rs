@@ -1,5 +1,6 @@
-//! The crowd of the raw protocol client. It sends one request that blocks all others, then the others. Then it
-//! waits or disconnects for a while; finally it lets all of them be granted, cancels them, or closes its session.
+//! The crowd of the raw protocol client. It sends one request that blocks all others, then the others. Then
+//! it waits or disconnects for a while; finally it lets all of them be granted, cancels them, or closes its
+//! session.
 
 use std::collections::BTreeMap;
 
@@ -106,8 +107,8 @@ impl CrowdClient {
         }
     }
 
-    /// Schedules a finish for the first request and for granted ones, so that the others are granted, or for all
-    /// requests at once.
+    /// Schedules a finish for the first request and for granted ones, so that the others are granted, or for
+    /// all requests at once.
     fn drains(&mut self, at_once: bool) {
         self.stage = CrowdStage::Drains;
         let first = self.live.first_key_value().map(|(&seq, _)| seq);

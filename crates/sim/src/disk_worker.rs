@@ -1,5 +1,5 @@
-//! The disk worker of a node: stores snapshots while the event loop runs, one step at a time, and reads stored
-//! ones.
+//! The disk worker of a node: stores snapshots while the event loop runs, one step at a time, and reads
+//! stored ones.
 
 use std::io;
 
@@ -100,7 +100,8 @@ impl Chores {
     }
 }
 
-/// The table of the newest snapshot. Without a snapshot: the empty table of a new cluster with this rules version.
+/// The table of the newest snapshot. Without a snapshot: the empty table of a new cluster with this rules
+/// version.
 pub(crate) fn read_table(
     snapshot: Option<SnapshotReader<MemoryDisk>>,
     rules: u32,

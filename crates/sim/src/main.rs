@@ -1,4 +1,5 @@
-//! `lockkeeper-sim`: runs seeds, and reports the first broken promise of each with the command that replays it.
+//! `lockkeeper-sim`: runs seeds, and reports the first broken promise of each with the command that replays
+//! it.
 
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
 
@@ -93,8 +94,8 @@ fn main() -> ExitCode {
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs seeds until a check finds the mutant, and prints the number of seeds and the broken promise. Returns whether it
-/// was found.
+/// Runs seeds until a check finds the mutant, and prints the number of seeds and the broken promise. Returns
+/// whether it was found.
 fn hunt(mutant: &Mutant, args: &Args) -> bool {
     for seed in args.from..args.from + args.seeds {
         let report = run(seed, Some(*mutant), false);

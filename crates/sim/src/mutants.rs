@@ -1,13 +1,14 @@
-//! The mutants, which are faults built in on purpose, and the promises whose checks must find them. All are switched at
-//! run time.
+//! The mutants, which are faults built in on purpose, and the promises whose checks must find them. All are
+//! switched at run time.
 //!
-//! The replica's mutants are switches in the production code (`lockkeeper_replica::mutant`). The others are faults
-//! of the simulation around it: a node that replies too early, a client that computes a late deadline, a resource
-//! that does not check tokens.
+//! The replica's mutants are switches in the production code (`lockkeeper_replica::mutant`). The others are
+//! faults of the simulation around it: a node that replies too early, a client that computes a late deadline,
+//! a resource that does not check tokens.
 //!
-//! Two mutants of the replica are not listed. `TailNotPinned`: in the simulator, a follower that needs one snapshot
-//! after another catches up as soon as the clients are idle; the replica's cluster tests cover it step by step.
-//! `DroppedBatchLast`: pending commands always fit into one batch here, so their order can't change.
+//! Two mutants of the replica are not listed. `TailNotPinned`: in the simulator, a follower that needs one
+//! snapshot after another catches up as soon as the clients are idle; the replica's cluster tests cover it
+//! step by step. `DroppedBatchLast`: pending commands always fit into one batch here, so their order can't
+//! change.
 
 use lockkeeper_replica::mutant::Mutant as OfReplica;
 
@@ -20,7 +21,8 @@ pub enum MutantLocation {
     SyncSkipped,
     /// Output that depends on a write is sent before the write is durable.
     ReplyBeforeSync,
-    /// A guard's deadline counts from the arrival of the acknowledgement instead of the sending of the keep-alive.
+    /// A guard's deadline counts from the arrival of the acknowledgement instead of the sending of the
+    /// keep-alive.
     DeadlineFromReceipt,
     /// A client's clock is slower than the margin of P5 allows.
     DriftBeyondMargin,
@@ -57,8 +59,8 @@ pub struct Mutant {
     pub what: &'static str,
     /// The promises whose checks may find the mutant, as numbered in a failure report.
     pub caught_by: &'static [&'static str],
-    /// A seed that tests try first, because a check has found the mutant with it. Any change of the simulator or of the
-    /// code that runs in it may change that.
+    /// A seed that tests try first, because a check has found the mutant with it. Any change of the simulator
+    /// or of the code that runs in it may change that.
     pub seed: u64,
 }
 

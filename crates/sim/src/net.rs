@@ -1,6 +1,7 @@
-//! The network between clients and nodes: frames on streams. Each direction of a stream keeps its order, as in TCP;
-//! there is no order between streams. When a stream breaks, both sides detect it at different times, or only one,
-//! or neither. Packets may be delayed for long, and the first frames of a stream may be replayed on another stream.
+//! The network between clients and nodes: frames on streams. Each direction of a stream keeps its order, as
+//! in TCP; there is no order between streams. When a stream breaks, both sides detect it at different times,
+//! or only one, or neither. Packets may be delayed for long, and the first frames of a stream may be replayed
+//! on another stream.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,9 @@
-//! The network between nodes: one link for each ordered pair of nodes, on which frames keep their order, as in TCP.
+//! The network between nodes: one link for each ordered pair of nodes, on which frames keep their order, as
+//! in TCP.
 //!
-//! The sender opens a link, and only if both directions are open. While a direction is cut, frames wait. If the cut
-//! lasts longer than a connection survives, or the link breaks, the last frames are lost, and each side detects the
-//! break at a different time. This module does not read the content of frames.
+//! The sender opens a link, and only if both directions are open. While a direction is cut, frames wait. If
+//! the cut lasts longer than a connection survives, or the link breaks, the last frames are lost, and each
+//! side detects the break at a different time. This module does not read the content of frames.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -139,8 +140,8 @@ impl Core {
         }
     }
 
-    /// Breaks a link: a random number of its last frames are lost, and each side detects the break at a different
-    /// time.
+    /// Breaks a link: a random number of its last frames are lost, and each side detects the break at a
+    /// different time.
     pub(crate) fn break_link(&mut self, id: LinkId) {
         let Some(link) = self.peers.links.get_mut(&id).filter(|link| !link.is_broken) else { return };
         link.is_broken = true;
@@ -179,7 +180,8 @@ impl Core {
         self.at(not_before.max(self.now + pause), Happening::PeerCloses { node, run, link });
     }
 
-    /// To be called when a node detects that a link is closed. Returns the peer, unless the link has been replaced.
+    /// To be called when a node detects that a link is closed. Returns the peer, unless the link has been
+    /// replaced.
     pub(crate) fn link_closed(&mut self, node: Id, id: LinkId) -> Option<Id> {
         let link = self.peers.links.get(&id)?;
         let (from, to) = (link.from, link.to);
@@ -193,8 +195,9 @@ impl Core {
         in_use.is_none_or(|it| it == id).then_some(from)
     }
 
-    /// Closes the links of a node whose process has ended. Frames that it has sent still arrive; after a power cut some
-    /// of the last ones are lost. Its peers detect the end soon, or after a power cut only after the time-out.
+    /// Closes the links of a node whose process has ended. Frames that it has sent still arrive; after a
+    /// power cut some of the last ones are lost. Its peers detect the end soon, or after a power cut only
+    /// after the time-out.
     pub(crate) fn links_gone(&mut self, node: Id, power: bool) {
         self.peers.in_use.retain(|(from, _), _| *from != node);
         let whole =
@@ -219,7 +222,8 @@ impl Core {
         }
     }
 
-    /// To be called when a node has started: senders whose connections led to an earlier run of it receive a close.
+    /// To be called when a node has started: senders whose connections led to an earlier run of it receive a
+    /// close.
     pub(crate) fn node_listens(&mut self, node: Id) {
         let stale = self.peers.in_use.iter().filter(|((_, to), _)| *to == node).map(|(_, id)| *id);
         let stale: Vec<(LinkId, Id, u64)> = stale

@@ -1,6 +1,6 @@
-//! A raw protocol client, which sends frames directly. It repeats commands out of order, and uses operations that
-//! the library does not offer yet (values, downgrades). It computes no lease deadline, so only the table and the
-//! replies are checked.
+//! A raw protocol client, which sends frames directly. It repeats commands out of order, and uses operations
+//! that the library does not offer yet (values, downgrades). It computes no lease deadline, so only the table
+//! and the replies are checked.
 
 use std::collections::BTreeMap;
 

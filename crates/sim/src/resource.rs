@@ -1,6 +1,6 @@
-//! The protected resources. Sections read and write them, and may be stale. Each resource has a value behind the
-//! production fence (P3), and an unfenced copy. The copies lose updates, which are counted: they show that the
-//! fence is needed.
+//! The protected resources. Sections read and write them, and may be stale. Each resource has a value behind
+//! the production fence (P3), and an unfenced copy. The copies lose updates, which are counted: they show
+//! that the fence is needed.
 
 use std::collections::BTreeMap;
 
@@ -72,8 +72,8 @@ impl Resources {
         SectionRead { fenced: Some(self.fenced.read(name, section.slot())), unfenced }
     }
 
-    /// Increments the value. Returns whether the fence accepted the write. `Err`: the fence accepted a write that
-    /// overwrites an update which another section has made since this section entered.
+    /// Increments the value. Returns whether the fence accepted the write. `Err`: the fence accepted a write
+    /// that overwrites an update which another section has made since this section entered.
     pub(crate) fn write(&mut self, name: &str, section: Section, seen: &SectionRead) -> Result<bool, String> {
         let slot = section.slot();
         if self.unfenced.read(name, slot) != seen.unfenced {

@@ -29,8 +29,8 @@ impl Rng {
         of[self.below(of.len() as u64) as usize].clone()
     }
 
-    /// A duration between two limits, with each power of two about equally likely: short durations find races, long
-    /// ones reach deadlines.
+    /// A duration between two limits, with each power of two about equally likely: short durations find
+    /// races, long ones reach deadlines.
     pub(crate) fn spread(&mut self, low: Nanos, high: Nanos) -> Nanos {
         let low = low.max(1);
         let octaves = u64::from((high / low).max(1).ilog2());

@@ -1,5 +1,5 @@
-//! The scenario of a seed: cluster, clients, workload and faults. Each seed omits some kinds of faults, so that
-//! frequent kinds do not hide the effects of others.
+//! The scenario of a seed: cluster, clients, workload and faults. Each seed omits some kinds of faults, so
+//! that frequent kinds do not hide the effects of others.
 
 use std::time::Duration;
 
@@ -58,15 +58,15 @@ pub(crate) enum Fault {
     WipedVoter,
     /// Two of three nodes are removed and do not learn of it.
     TwoRemovals,
-    /// A leadership transfer to a node that is cut off: nothing can be proposed until the leader gives the transfer
-    /// up.
+    /// A leadership transfer to a node that is cut off: nothing can be proposed until the leader gives the
+    /// transfer up.
     StuckTransfer,
     /// A stream breaks, and one side detects it before the other.
     Outage,
 }
 
-/// Fault sequences that independent random faults would almost never produce. A sequence that is listed several
-/// times is chosen more often.
+/// Fault sequences that independent random faults would almost never produce. A sequence that is listed
+/// several times is chosen more often.
 const CHAINS: [Fault; 15] = [
     Fault::LostVote,
     Fault::LostVote,
@@ -127,10 +127,11 @@ impl Fault {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
-    /// How many of the bootstrap nodes, counted from the lowest id, run an older binary, which does not support the
-    /// newest rules version.
+    /// How many of the bootstrap nodes, counted from the lowest id, run an older binary, which does not
+    /// support the newest rules version.
     pub(crate) old: u64,
-    /// Probability that an idle operator starts to add or remove a node at one `Happening::OperatorActs`, in percent.
+    /// Probability that an idle operator starts to add or remove a node at one `Happening::OperatorActs`, in
+    /// percent.
     pub(crate) changes: u64,
     pub(crate) nodes: u64,
     pub(crate) clients: usize,
@@ -157,8 +158,8 @@ pub(crate) struct Scenario {
     pub(crate) idle_max: Nanos,
     /// Duration of a step of a job that holds its lock: least and most.
     pub(crate) work: (Nanos, Nanos),
-    /// Share of jobs in mode `shared`, in percent; `permits` and `subtree` likewise. `drops` is the share of jobs
-    /// whose caller drops its future if the request still waits after a random time.
+    /// Share of jobs in mode `shared`, in percent; `permits` and `subtree` likewise. `drops` is the share of
+    /// jobs whose caller drops its future if the request still waits after a random time.
     pub(crate) shared: u64,
     pub(crate) permits: u64,
     pub(crate) subtree: u64,
@@ -207,9 +208,9 @@ impl Scenario {
         let names = ["a", "a/b", "a/b/c", "d"];
         let count = dice.within(1, names.len() as u64) as usize;
         let names = names.iter().take(count).filter_map(|name| name.parse().ok()).collect();
-        // In some scenarios all nodes are on one fast network with fast disks. There a batch is often committed within
-        // the time for which a leader delays its next batch (`HOLD` in `propose.rs` of lockkeeper-replica), so the
-        // leader keeps delaying batches.
+        // In some scenarios all nodes are on one fast network with fast disks. There a batch is often
+        // committed within the time for which a leader delays its next batch (`HOLD` in `propose.rs` of
+        // lockkeeper-replica), so the leader keeps delaying batches.
         let is_near = dice.chance(25);
         let some = dice.within(0, nodes);
         let (old, changes) = (dice.pick(&[0, 0, 0, nodes, some]), dice.pick(&[0, 0, 2, 10, 30]));
@@ -253,8 +254,8 @@ impl Scenario {
         }
     }
 
-    /// Adds a crowd (hundreds of requests queued by one client) to some seeds. `dice` is another RNG than that of
-    /// [`Self::roll`], so that the choices made there do not depend on crowds.
+    /// Adds a crowd (hundreds of requests queued by one client) to some seeds. `dice` is another RNG than
+    /// that of [`Self::roll`], so that the choices made there do not depend on crowds.
     pub(crate) fn with_crowd(mut self, dice: &mut Rng) -> Self {
         self.crowd = Crowd::roll(dice);
         self.budgets = Budgets::roll(dice, self.crowd.as_ref());

@@ -1,5 +1,5 @@
-//! Each built-in fault must be found by a check of a promise that it breaks. Checks that find no built-in fault
-//! would prove nothing.
+//! Each built-in fault must be found by a check of a promise that it breaks. Checks that find no built-in
+//! fault would prove nothing.
 
 use lockkeeper_sim::{mutants, run};
 

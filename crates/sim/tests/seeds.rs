@@ -1,9 +1,10 @@
-//! Runs of seeds in which every promise must hold, divided into tests that run in parallel. A failure prints the
-//! replay command.
+//! Runs of seeds in which every promise must hold, divided into tests that run in parallel. A failure prints
+//! the replay command.
 
 use lockkeeper_sim::{Coverage, run, told};
 
-/// Seeds in each test, with `cargo xtask test` and with its `--long`; for a longer run use `cargo xtask sim --seeds 5000`.
+/// Seeds in each test, with `cargo xtask test` and with its `--long`; for a longer run use `cargo xtask sim
+/// --seeds 5000`.
 const SEEDS: [u64; 2] = [40, 75];
 
 fn part(number: u64) -> Coverage {

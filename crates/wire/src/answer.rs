@@ -29,8 +29,8 @@ pub fn reply_item(
         }
         Reply::Refused(rejection) => What::Refused(refused(&rejection)),
         Reply::Done => What::Done(v1::Done {}),
-        // Only `SessionGone` occurs here: `Opened`, `NotCurrent` and `StillClosed` are replies to `OpenSession` and
-        // `Break`, whose answers are not built here.
+        // Only `SessionGone` occurs here: `Opened`, `NotCurrent` and `StillClosed` are replies to
+        // `OpenSession` and `Break`, whose answers are not built here.
         Reply::SessionGone | Reply::Opened { .. } | Reply::NotCurrent { .. } | Reply::StillClosed => {
             What::SessionGone(v1::SessionGone {})
         }

@@ -1,5 +1,5 @@
-//! The frames that a client and another node send. Items of a few bytes become structs of many times their size, so they
-//! are counted before any of them is decoded.
+//! The frames that a client and another node send. Items of a few bytes become structs of many times their
+//! size, so they are counted before any of them is decoded.
 
 use bytes::{Buf, BufMut};
 use prost::encoding::{self, DecodeContext, WireType, message};
@@ -9,8 +9,8 @@ use crate::limits::{FRAME_ITEMS_MAX, FRAME_NAMES_MAX, PEER_FRAME_ENTRIES_MAX, PE
 use crate::peer::PeerFrame;
 use crate::v1::ClientItem;
 
-/// The client's frame of `session.proto`. It replaces the generated type, so that [`Message::decode`] counts the items
-/// first.
+/// The client's frame of `session.proto`. It replaces the generated type, so that [`Message::decode`] counts
+/// the items first.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ClientFrame {
     /// The items, handled in this order.
@@ -84,7 +84,8 @@ fn check_counts(frame: &[u8]) -> Result<(), DecodeError> {
 /// Decodes a frame of another node.
 ///
 /// # Errors
-/// It is malformed, or has more than [`PEER_FRAME_MESSAGES_MAX`] messages or [`PEER_FRAME_ENTRIES_MAX`] entries.
+/// It is malformed, or has more than [`PEER_FRAME_MESSAGES_MAX`] messages or [`PEER_FRAME_ENTRIES_MAX`]
+/// entries.
 pub fn decode_peer_frame(frame: &[u8]) -> Result<PeerFrame, DecodeError> {
     let mut messages = Count::of("messages", PEER_FRAME_MESSAGES_MAX);
     let mut entries = Count::of("entries", PEER_FRAME_ENTRIES_MAX);
@@ -118,8 +119,8 @@ impl Count {
     }
 }
 
-/// Calls `each` with the content of every length-delimited field `tag`, up to its first error. Stops at malformed bytes,
-/// which the decoder then reports.
+/// Calls `each` with the content of every length-delimited field `tag`, up to its first error. Stops at
+/// malformed bytes, which the decoder then reports.
 fn for_each_field(
     mut bytes: &[u8],
     tag: u32,

@@ -1,4 +1,5 @@
-//! The fuzz target `wire`: frames of clients, nodes and the service, and batches of the log applied to a table.
+//! The fuzz target `wire`: frames of clients, nodes and the service, and batches of the log applied to a
+//! table.
 
 use lockkeeper_core::{Command, Effects, Table, invariants};
 use prost::Message;

@@ -1,14 +1,14 @@
-//! The protobuf schema of Lockkeeper, the code generated from it, and every conversion between it and the lock
-//! rules.
+//! The protobuf schema of Lockkeeper, the code generated from it, and every conversion between it and the
+//! lock rules.
 //!
-//! Responsible for the encoding of the messages between clients and nodes and among nodes, and of a node's log records.
-//! The pieces of a snapshot are encoded by `lockkeeper_core::snapshot`, and the storage layer adds checksums. This
-//! crate uses no time, sockets or files. The conversions refuse values that the types of the lock rules can't
-//! represent, and requests of clients whose content exceeds a limit. The numbers of items and names in a client's frame
-//! are checked before the frame is decoded.
+//! Responsible for the encoding of the messages between clients and nodes and among nodes, and of a node's
+//! log records. The pieces of a snapshot are encoded by `lockkeeper_core::snapshot`, and the storage layer
+//! adds checksums. This crate uses no time, sockets or files. The conversions refuse values that the types of
+//! the lock rules can't represent, and requests of clients whose content exceeds a limit. The numbers of
+//! items and names in a client's frame are checked before the frame is decoded.
 //!
-//! Reading order: the schema in `proto/lockkeeper/v1/`, then [`request`] (a client's requests), [`answer`] (the
-//! service's answers), [`entry`] (commands in the log).
+//! Reading order: the schema in `proto/lockkeeper/v1/`, then [`request`] (a client's requests), [`answer`]
+//! (the service's answers), [`entry`] (commands in the log).
 //!
 //! # Invariants
 //!
@@ -37,7 +37,8 @@ pub use limits::{
 };
 pub use trace_context::TraceContext;
 
-/// Generated code (`cargo xtask generate`), in the same modules as the protobuf packages, because its types refer to each other by these paths.
+/// Generated code (`cargo xtask generate`), in the same modules as the protobuf packages, because its types
+/// refer to each other by these paths.
 #[allow(
     missing_docs,
     unreachable_pub,

@@ -39,8 +39,8 @@ pub enum Request {
         /// The command itself.
         command: Command,
     },
-    /// A command or an `open` that the client may not make, or not now. It gets `refused`, unless it repeats one that was
-    /// taken before: that gets its answer (P7).
+    /// A command or an `open` that the client may not make, or not now. It gets `refused`, unless it repeats
+    /// one that was taken before: that gets its answer (P7).
     Denied {
         /// The request itself.
         request: Box<Request>,
@@ -67,7 +67,8 @@ pub struct Open {
 }
 
 impl Open {
-    /// What the table gets, which contains only the secret's hash. `identity`: who the client is; empty: unknown.
+    /// What the table gets, which contains only the secret's hash. `identity`: who the client is; empty:
+    /// unknown.
     #[must_use]
     pub fn session(&self, secret_hash: [u8; 32], identity: &str) -> OpenSession {
         OpenSession {
@@ -86,8 +87,8 @@ impl Open {
 pub enum ItemError {
     /// The content is not allowed. The service answers the item with this refusal, and the stream continues.
     ///
-    /// The table does not receive the command, and the command's seq is not used up (R6): a repetition has the same
-    /// content and gets the same answer.
+    /// The table does not receive the command, and the command's seq is not used up (R6): a repetition has
+    /// the same content and gets the same answer.
     #[error("{}", refused.text)]
     Refused {
         /// The command's session; 0 for an `open`.
@@ -97,8 +98,8 @@ pub enum ItemError {
         /// The refusal to send.
         refused: v1::Refused,
     },
-    /// The item is invalid and can't be answered with a refusal, since it names no command by session and seq, or has
-    /// an invalid secret. The whole frame is refused, and the service ends the stream.
+    /// The item is invalid and can't be answered with a refusal, since it names no command by session and
+    /// seq, or has an invalid secret. The whole frame is refused, and the service ends the stream.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
@@ -133,7 +134,8 @@ impl TryFrom<v1::ClientItem> for Request {
         let session = SessionId(item.session);
         let command = |seq, checked: Result<Command, Disallowed>| match checked {
             Ok(command) => Ok(Self::Command { session, seq: Seq(seq), command }),
-            // Without session and seq, the client would take the refusal for that of an `open` or a keep-alive.
+            // Without session and seq, the client would take the refusal for that of an `open` or a
+            // keep-alive.
             Err(Disallowed(refused)) if session.0 == 0 || seq == 0 => {
                 Err(ItemError::Malformed(Malformed(refused.text)))
             }
@@ -200,7 +202,8 @@ fn open(it: v1::OpenSession) -> Result<Open, ItemError> {
 }
 
 fn checked_acquire(session: SessionId, it: v1::Acquire) -> Result<Command, Disallowed> {
-    // The number of names is checked before they are parsed: a request can contain as many names as fit a frame.
+    // The number of names is checked before they are parsed: a request can contain as many names as fit a
+    // frame.
     let content = AcquireContent {
         names: it.names.len(),
         mode: fields::mode(it.mode, it.permits)?,

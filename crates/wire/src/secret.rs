@@ -5,7 +5,8 @@ use std::fmt;
 use crate::fields::{self, Malformed};
 use crate::v1;
 
-/// The secret of a session: whoever knows it may attach the session to a stream of their own. `Debug` does not print it.
+/// The secret of a session: whoever knows it may attach the session to a stream of their own. `Debug` does
+/// not print it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Secret(pub [u8; 16]);
 
@@ -18,7 +19,8 @@ impl Secret {
         fields::array(bytes, "a session's secret").map(Self)
     }
 
-    /// The first 8 bytes, little-endian: distinguishes the `open`s of one stream without repeating the secret.
+    /// The first 8 bytes, little-endian: distinguishes the `open`s of one stream without repeating the
+    /// secret.
     #[must_use]
     pub fn prefix(&self) -> u64 {
         u64::from_le_bytes(std::array::from_fn(|index| self.0[index]))

@@ -12,8 +12,9 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// Parses a `traceparent` header of version 00. `None` for a span that is not sampled, and for a header that can't be
-    /// read: W3C Trace Context has receivers ignore such a header, so the request is served without a trace.
+    /// Parses a `traceparent` header of version 00. `None` for a span that is not sampled, and for a header
+    /// that can't be read: W3C Trace Context has receivers ignore such a header, so the request is served
+    /// without a trace.
     #[must_use]
     pub fn sampled(traceparent: &str) -> Option<Self> {
         let mut fields = traceparent.split('-');

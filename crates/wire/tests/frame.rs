@@ -1,5 +1,6 @@
-//! The memory of a decoded frame is bounded, not only its encoded size: items and names of a few bytes become structs
-//! of many times their size. The allocator counts for the whole process, so this file has only one test.
+//! The memory of a decoded frame is bounded, not only its encoded size: items and names of a few bytes become
+//! structs of many times their size. The allocator counts for the whole process, so this file has only one
+//! test.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,8 +1,9 @@
-//! `memcached://host`: an example of a lock service behind Lockkeeper's API, in less than 250 lines beside the client of its protocol. It passes the contract suite
-//! (`tests/contract.rs`). docs/write-a-backend.md leads through it.
+//! `memcached://host`: an example of a lock service behind Lockkeeper's API, in less than 250 lines beside
+//! the client of its protocol. It passes the contract suite (`tests/contract.rs`). docs/write-a-backend.md
+//! leads through it.
 //!
-//! A lock is an item that `add` creates and that expires. memcached may evict it at any time, so this is for work where two
-//! holders do no harm.
+//! A lock is an item that `add` creates and that expires. memcached may evict it at any time, so this is for
+//! work where two holders do no harm.
 
 mod memcached;
 

@@ -1,5 +1,5 @@
-//! The commands of memcached's text protocol that a lock needs. Each call opens a connection of its own, and closes it if it is
-//! given up.
+//! The commands of memcached's text protocol that a lock needs. Each call opens a connection of its own, and
+//! closes it if it is given up.
 
 use std::io::{Error, ErrorKind, Result};
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! What often does the work of a lock, beside the lock: which is right, and how fast is each?
 //!
-//! Each way changes counters or tasks in PostgreSQL with several workers, first under a lock, then without one, and checks that nothing
-//! was lost or done twice:
+//! Each way changes counters or tasks in PostgreSQL with several workers, first under a lock, then without
+//! one, and checks that nothing was lost or done twice:
 //!
 //! - `statement`: one `UPDATE … SET value = value + 1`;
 //! - `for-update`: a transaction with `SELECT … FOR UPDATE`;
@@ -10,7 +10,8 @@
 //! - `queue`: `FOR UPDATE SKIP LOCKED`;
 //! - `owner`: a single writer for each counter, which belongs to a partition.
 //!
-//! `alternatives postgres://db.example/shop lockkeeper://locks.example 8 200` runs all of them with 8 workers of 200 changes each.
+//! `alternatives postgres://db.example/shop lockkeeper://locks.example 8 200` runs all of them with 8 workers
+//! of 200 changes each.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -176,8 +177,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Becomes the owner of a share of the counters, and makes all changes of each of them, without a lock for each change. With a
-    /// fence at the database (docs/fencing.md) also an owner that stalls can do no harm; here it is left out.
+    /// Becomes the owner of a share of the counters, and makes all changes of each of them, without a lock
+    /// for each change. With a fence at the database (docs/fencing.md) also an owner that stalls can do no
+    /// harm; here it is left out.
     async fn own(self) -> Outcome<()> {
         let partitions = u32::try_from(COUNTERS)?;
         let mut member = self.locks.partitions("owners", partitions).join().await?;

@@ -1,18 +1,19 @@
 //! A cache stampede: one client computes a missing entry, the others wait for it.
 //!
-//! The problem: a page that takes a second to compute is cached for a minute. When it expires, every request that
-//! misses the cache computes the page at the same time, which overloads a machine that is fast enough only with
-//! the cache.
+//! The problem: a page that takes a second to compute is cached for a minute. When it expires, every request
+//! that misses the cache computes the page at the same time, which overloads a machine that is fast enough
+//! only with the cache.
 //!
-//! Why a lock: its holder computes the page; the others wait and then find the page in the cache. They check the
-//! cache again *after* they have the lock, since by then the page is usually there.
+//! Why a lock: its holder computes the page; the others wait and then find the page in the cache. They check
+//! the cache again *after* they have the lock, since by then the page is usually there.
 //!
-//! Why no fence: this lock is only an optimisation. If a holder stalls past its lease, another client computes
-//! the same page a second time, and both write the same content: slower, but correct. So the lock needs no
-//! tokens, and an error of the lock is not fatal: the page is then computed without it. (If an older page must
-//! never replace a newer one, the lock is needed for correctness: then use the token as a fence.)
+//! Why no fence: this lock is only an optimisation. If a holder stalls past its lease, another client
+//! computes the same page a second time, and both write the same content: slower, but correct. So the lock
+//! needs no tokens, and an error of the lock is not fatal: the page is then computed without it. (If an older
+//! page must never replace a newer one, the lock is needed for correctness: then use the token as a fence.)
 //!
-//! `cache_stampede redis://cache.example redis://cache.example front-page`: both URLs may name the same Redis.
+//! `cache_stampede redis://cache.example redis://cache.example front-page`: both URLs may name the same
+//! Redis.
 
 use std::error::Error;
 use std::time::Duration;

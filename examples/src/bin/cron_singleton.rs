@@ -3,13 +3,13 @@
 //! The problem: the crontab is the same on all hosts, so that the job also runs while one of them is down. At
 //! 02:00 all hosts start it within about a second of each other, and the report must be sent once.
 //!
-//! Why a lock: the host that gets it runs the job. Why `keep_closed`: a plain lock is free again after the job,
-//! and a host whose clock is three seconds late would acquire it and send the report again. With `keep_closed`
-//! the lock stays closed for most of the period, even if its holder dies.
+//! Why a lock: the host that gets it runs the job. Why `keep_closed`: a plain lock is free again after the
+//! job, and a host whose clock is three seconds late would acquire it and send the report again. With
+//! `keep_closed` the lock stays closed for most of the period, even if its holder dies.
 //!
-//! Why a fence: a host that is paused between the acquire and the send (seconds for a live migration, hours for a
-//! laptop with a closed lid) resumes in a later period and sends the report then, in addition to that period's
-//! holder. `check_once` accepts a token once, and no lower token after it.
+//! Why a fence: a host that is paused between the acquire and the send (seconds for a live migration, hours
+//! for a laptop with a closed lid) resumes in a later period and sends the report then, in addition to that
+//! period's holder. `check_once` accepts a token once, and no lower token after it.
 //!
 //! Run it on each host: `cron_singleton lockkeeper://locks.example /var/spool/report`
 
@@ -21,8 +21,8 @@ use std::time::Duration;
 use lockkeeper::Locks;
 use lockkeeper_fence::{FileFence, Section};
 
-/// The job runs every hour. Shorter than the period: the lock must be free again for the next run, even if the
-/// last acquire was a little late.
+/// The job runs every hour. Shorter than the period: the lock must be free again for the next run, even if
+/// the last acquire was a little late.
 const SHUT: Duration = Duration::from_secs(50 * 60);
 
 #[tokio::main(flavor = "current_thread")]

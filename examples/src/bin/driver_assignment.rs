@@ -1,16 +1,17 @@
 //! Drivers and rides: many short holds, with one lock per driver.
 //!
-//! The problem: a ride is offered to the nearest free driver, who has a few seconds to accept. Two dispatchers
-//! with two rides see the same driver as free, both offer their ride, and the driver accepts both.
+//! The problem: a ride is offered to the nearest free driver, who has a few seconds to accept. Two
+//! dispatchers with two rides see the same driver as free, both offer their ride, and the driver accepts
+//! both.
 //!
-//! Why a lock per driver: it is held from the check that the driver is free until the answer is stored, for a few
-//! seconds at most. Dispatchers that offer to other drivers do not contend. No dispatcher waits: a driver with a
-//! pending offer counts as busy, and the next driver is tried. The ttl is short, so that a driver whose
-//! dispatcher died gets new offers soon.
+//! Why a lock per driver: it is held from the check that the driver is free until the answer is stored, for a
+//! few seconds at most. Dispatchers that offer to other drivers do not contend. No dispatcher waits: a driver
+//! with a pending offer counts as busy, and the next driver is tried. The ttl is short, so that a driver
+//! whose dispatcher died gets new offers soon.
 //!
 //! Why a fence: short leases are easily exceeded by a slow answer or a pause. A late dispatcher must not
-//! overwrite a ride that was assigned in the meantime. The row's `fence` column makes the database refuse such
-//! a write.
+//! overwrite a ride that was assigned in the meantime. The row's `fence` column makes the database refuse
+//! such a write.
 //!
 //! `driver_assignment lockkeeper://locks.example postgres://db.example/rides ride-7`
 
@@ -53,14 +54,15 @@ async fn assign(locks: &Locks<Fenced>, db: &Client, ride: &str) -> Result<Option
             let lock = locks.mutex(format!("drivers/{driver}")).ttl(TTL);
             let Some(guard) = lock.try_acquire().await? else { continue };
             let assigned = offer(&guard, db, driver, ride).await?;
-            // An error of the release is ignored: if the hold was lost, the fence has already accepted or refused the
-            // write.
+            // An error of the release is ignored: if the hold was lost, the fence has already accepted or
+            // refused the write.
             let _ = guard.release().await;
             if assigned {
                 return Ok(Some(driver));
             }
         }
-        // No driver of the list could be assigned. Drivers with a pending offer may decline it and be free again.
+        // No driver of the list could be assigned. Drivers with a pending offer may decline it and be free
+        // again.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

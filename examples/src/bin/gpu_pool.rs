@@ -2,13 +2,13 @@
 //!
 //! The problem: a machine has a few cards and many users. Two jobs on the same card both run out of memory.
 //!
-//! Why a semaphore with slots: a counting lock guarantees only *that* a card is free, not *which*. Each permit
-//! here has a slot, from 0 to cards - 1, that no other holder has at the same time: the slot is the card's
-//! number.
+//! Why a semaphore with slots: a counting lock guarantees only *that* a card is free, not *which*. Each
+//! permit here has a slot, from 0 to cards - 1, that no other holder has at the same time: the slot is the
+//! card's number.
 //!
-//! Why a fence: a job that is paused past its lease resumes when its card belongs to another job, and overwrites
-//! that job's checkpoint. The token is checked per slot: each slot has its own marks, so that concurrent jobs on
-//! other cards, whose tokens are higher or lower, do not exclude each other.
+//! Why a fence: a job that is paused past its lease resumes when its card belongs to another job, and
+//! overwrites that job's checkpoint. The token is checked per slot: each slot has its own marks, so that
+//! concurrent jobs on other cards, whose tokens are higher or lower, do not exclude each other.
 //!
 //! `gpu_pool lockkeeper://locks.example /var/lib/gpus 4 train-resnet`
 

@@ -1,13 +1,15 @@
-//! A month's invoice, which several workers may be told to send: a queue delivers a message twice, a person clicks again.
+//! A month's invoice, which several workers may be told to send: a queue delivers a message twice, a person
+//! clicks again.
 //!
-//! The problem: the customer is to get one invoice, also if the second worker begins hours after the first has ended. A lock alone keeps
-//! them from sending it at the same time only.
+//! The problem: the customer is to get one invoice, also if the second worker begins hours after the first
+//! has ended. A lock alone keeps them from sending it at the same time only.
 //!
-//! Why a record: whoever has sent the invoice records it under the invoice's number. The next one takes the lock, finds the record, and
-//! returns what the first one did.
+//! Why a record: whoever has sent the invoice records it under the invoice's number. The next one takes the
+//! lock, finds the record, and returns what the first one did.
 //!
-//! What is left: a worker that dies between the mail and the record leaves no record, and the next one sends it again. The mail has the
-//! invoice's number as its message id, so that the customer's mail program can tell.
+//! What is left: a worker that dies between the mail and the record leaves no record, and the next one sends
+//! it again. The mail has the invoice's number as its message id, so that the customer's mail program can
+//! tell.
 //!
 //! `invoices lockkeeper://locks.example /srv/records /srv/outbox 4711` sends one.
 

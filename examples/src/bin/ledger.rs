@@ -7,12 +7,12 @@
 //! without a lock service. Here a transaction would stay open for seconds, would hold a connection and a row
 //! lock, and would delay vacuum. So the lock is outside the database, which executes two short transactions.
 //!
-//! Why a fence: the lock ends with its lease. A worker that is paused while it waits for the risk service resumes
-//! with an old balance and overwrites a newer one. So the account has a column with the highest token seen.
-//! `enter` raises it before the balance is read; the write is refused, in its own transaction, if a higher token
-//! has been seen. Without `enter`, the check on the write alone loses updates (docs/fencing.md has the trace). This
-//! example uses plain SQL; `lockkeeper_fence::postgres` offers the same as functions, for shared holds and
-//! permits too.
+//! Why a fence: the lock ends with its lease. A worker that is paused while it waits for the risk service
+//! resumes with an old balance and overwrites a newer one. So the account has a column with the highest token
+//! seen. `enter` raises it before the balance is read; the write is refused, in its own transaction, if a
+//! higher token has been seen. Without `enter`, the check on the write alone loses updates (docs/fencing.md
+//! has the trace). This example uses plain SQL; `lockkeeper_fence::postgres` offers the same as functions,
+//! for shared holds and permits too.
 //!
 //! `ledger lockkeeper://locks.example postgres://db.example/bank alice 300`
 

@@ -1,19 +1,20 @@
 //! A payment through a provider that can't check tokens.
 //!
-//! The problem: "charge order 42" is in a queue with at-least-once delivery, so two workers may process it at the
-//! same time, and a worker may die after the charge and before it records the charge. The customer must be
-//! charged once.
+//! The problem: "charge order 42" is in a queue with at-least-once delivery, so two workers may process it at
+//! the same time, and a worker may die after the charge and before it records the charge. The customer must
+//! be charged once.
 //!
-//! Why a lock is not enough: the provider can't check a token, so it can't be fenced. A worker that stalls under
-//! the lock resumes later and charges, although its hold is over. An *idempotency key* makes that harmless: the
-//! provider answers a repeated request with the receipt of the first one. The key is stored before the provider
-//! is called, so that a worker that continues after a crash uses the same key.
+//! Why a lock is not enough: the provider can't check a token, so it can't be fenced. A worker that stalls
+//! under the lock resumes later and charges, although its hold is over. An *idempotency key* makes that
+//! harmless: the provider answers a repeated request with the receipt of the first one. The key is stored
+//! before the provider is called, so that a worker that continues after a crash uses the same key.
 //!
-//! Why a lock is still useful: providers forget keys (often after a day), return an error for a request that is still in
-//! progress, and count requests against a quota. The lock makes repeated requests rare; the key makes them harmless.
+//! Why a lock is still useful: providers forget keys (often after a day), return an error for a request that
+//! is still in progress, and count requests against a quota. The lock makes repeated requests rare; the key
+//! makes them harmless.
 //!
-//! Why a fence: our own record can be fenced, so it is. Otherwise a late worker could overwrite "paid" with an
-//! older state.
+//! Why a fence: our own record can be fenced, so it is. Otherwise a late worker could overwrite "paid" with
+//! an older state.
 //!
 //! `payment lockkeeper://locks.example postgres://db.example/shop order-42 1999`
 
@@ -56,8 +57,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
 /// Returns the receipt, or `None` if the token is stale.
 async fn pay(db: &Client, order: &str, cents: i64, token: Token) -> Result<Option<String>, Box<dyn Error>> {
     let fence = token.get() as i64; // below 2^53
-    // Enter before reading: from here on no worker with a lower token can change this record. The key stays the
-    // first one.
+    // Enter before reading: from here on no worker with a lower token can change this record. The key stays
+    // the first one.
     let key = format!("shop-{order}");
     let entered = db
         .query_opt(

@@ -1,14 +1,15 @@
 //! A scheduler that runs on several hosts, of which one starts the jobs.
 //!
-//! The problem: job number n is to be started once, after job n - 1. If two schedulers believe that they lead, a job is started
-//! twice; if none does, no job is started at all.
+//! The problem: job number n is to be started once, after job n - 1. If two schedulers believe that they
+//! lead, a job is started twice; if none does, no job is started at all.
 //!
-//! Why an election: the leader works for as long as it lives, and the next one continues where it ended. The others see its address, to
-//! which they can send requests.
+//! Why an election: the leader works for as long as it lives, and the next one continues where it ended. The
+//! others see its address, to which they can send requests.
 //!
-//! Why a fence: a leader that stalls, and wakes up when another one leads, would start its next job from an old number. It enters the
-//! journal's fence with the token of its leadership before it reads the last number; once a later leader has done so, writes of
-//! the earlier one are refused. `Guard::lost` alone can't stop a process that does not run.
+//! Why a fence: a leader that stalls, and wakes up when another one leads, would start its next job from an
+//! old number. It enters the journal's fence with the token of its leadership before it reads the last
+//! number; once a later leader has done so, writes of the earlier one are refused. `Guard::lost` alone can't
+//! stop a process that does not run.
 //!
 //! `scheduler lockkeeper://locks.example /srv/journal.txt 10.0.0.7:80 3` starts three jobs and resigns.
 

@@ -1,16 +1,16 @@
 //! Consumers that divide the shards of a queue among themselves.
 //!
-//! The problem: the messages of one customer must be processed in order, so two consumers must not work on one shard. Consumers come
-//! and go; no shard may be forgotten, and few should change hands.
+//! The problem: the messages of one customer must be processed in order, so two consumers must not work on
+//! one shard. Consumers come and go; no shard may be forgotten, and few should change hands.
 //!
-//! Why partitions: each consumer owns about as many shards, each shard has one owner at most, and an owner is told when another
-//! one is to take over.
+//! Why partitions: each consumer owns about as many shards, each shard has one owner at most, and an owner is
+//! told when another one is to take over.
 //!
-//! Why a fence: an owner that stalls may still store the position of its shard when the next one has read it. The position is in a
-//! file with a fence: enter, read, work, write.
+//! Why a fence: an owner that stalls may still store the position of its shard when the next one has read it.
+//! The position is in a file with a fence: enter, read, work, write.
 //!
-//! `sharded_consumers lockkeeper://locks.example /srv/shards 12 40` processes 40 messages of each of the 12 shards that it owns, and
-//! ends once all shards are done.
+//! `sharded_consumers lockkeeper://locks.example /srv/shards 12 40` processes 40 messages of each of the 12
+//! shards that it owns, and ends once all shards are done.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};

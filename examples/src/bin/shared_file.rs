@@ -1,16 +1,16 @@
 //! A file that several programs on one host update.
 //!
-//! The problem: each program reads the file, adds a line, and writes it back. If two do so at the same time, one
-//! of the lines is lost.
+//! The problem: each program reads the file, adds a line, and writes it back. If two do so at the same time,
+//! one of the lines is lost.
 //!
 //! Why a lock: only one program at a time updates the file. `file:` needs no server: the lock is a file
 //! descriptor, so it ends with its process, and a paused process keeps it.
 //!
 //! Why a fence, although a pause loses nothing: a descriptor lock passes to the next holder when the holder's
-//! process is killed, even while children of that process are still writing, and an operator may break a lock. And if the
-//! programs later move to two hosts with a lock service, only the URL changes. In addition, `FileFence` replaces
-//! the file atomically: a reader never sees a partial file, and after a power loss the file has either the old or
-//! the new content.
+//! process is killed, even while children of that process are still writing, and an operator may break a
+//! lock. And if the programs later move to two hosts with a lock service, only the URL changes. In addition,
+//! `FileFence` replaces the file atomically: a reader never sees a partial file, and after a power loss the
+//! file has either the old or the new content.
 //!
 //! `shared_file file:///var/lib/locks /srv/stock.txt "one more"`
 

@@ -1,9 +1,9 @@
 //! The performance targets ("bars") of our service, and how far it is from them.
 //!
-//! Responsible for the bars of one node and of three. Most bars are ratios to a system measured in the same run,
-//! since absolute figures depend on the day and the machine. Absolute bars exist only for the memory of held locks,
-//! which depends on neither, for the CPU of 10,000 sessions, whose target is a share of a core, and for the
-//! failover gap, which depends mostly on settings.
+//! Responsible for the bars of one node and of three. Most bars are ratios to a system measured in the same
+//! run, since absolute figures depend on the day and the machine. Absolute bars exist only for the memory of
+//! held locks, which depends on neither, for the CPU of 10,000 sessions, whose target is a share of a core,
+//! and for the failover gap, which depends mostly on settings.
 
 use std::fmt;
 
@@ -39,16 +39,16 @@ pub(crate) enum Better {
     Higher,
 }
 
-/// A bar missed by at most this share counts as met, with a remark in the report: the figures of two runs differ by
-/// as much.
+/// A bar missed by at most this share counts as met, with a remark in the report: the figures of two runs
+/// differ by as much.
 const TOLERANCE: f64 = 0.10;
 
-/// The bar for a hand-over, relative to etcd. When it was set, our target was 0.25 ms, and etcd needed 0.4 to 0.7
-/// ms.
+/// The bar for a hand-over, relative to etcd. When it was set, our target was 0.25 ms, and etcd needed 0.4 to
+/// 0.7 ms.
 const HANDOVER: Than = Than::Peer(System::Etcd, 0.6);
 
-/// The bars of one node. Comments give the two figures from which a ratio was derived: our target and the other
-/// system's figure.
+/// The bars of one node. Comments give the two figures from which a ratio was derived: our target and the
+/// other system's figure.
 pub(crate) const BARS: &[Bar] = &[
     // Target 220 µs, Redis 145 µs.
     bar("single.acquire.p50", Than::Peer(System::RedisFsync, 1.5), Better::Lower),
@@ -69,8 +69,8 @@ pub(crate) const BARS: &[Bar] = &[
     bar("memory.bytes", Than::Figure(300.0), Better::Lower),
 ];
 
-/// The bar for a hand-over with three nodes, relative to ZooKeeper. When it was set, our target was 0.5 ms, and
-/// ZooKeeper needed 0.74 ms.
+/// The bar for a hand-over with three nodes, relative to ZooKeeper. When it was set, our target was 0.5 ms,
+/// and ZooKeeper needed 0.74 ms.
 const CLUSTER_HANDOVER: Than = Than::Peer(System::Zookeeper, 0.65);
 
 /// The bars of three nodes, relative to three nodes of each other system.

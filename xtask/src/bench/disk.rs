@@ -1,8 +1,8 @@
 //! Disk speed during the run: the latency of an fdatasync.
 //!
-//! Responsible for one number, measured before and after the run, and before each measurement of a system. A service
-//! that syncs to disk can't be faster than the disk at that moment, and a measurement on a busy disk can't be compared
-//! with one on an idle disk.
+//! Responsible for one number, measured before and after the run, and before each measurement of a system. A
+//! service that syncs to disk can't be faster than the disk at that moment, and a measurement on a busy disk
+//! can't be compared with one on an idle disk.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

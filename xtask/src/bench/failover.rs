@@ -1,8 +1,8 @@
 //! The effect of a leader's death on one client.
 //!
-//! Responsible for the gap: the longest time between the completion of two consecutive acquire/release pairs, of
-//! which the later one completes after the kill. No system gets help to recover: the client knows the addresses of
-//! all nodes from the start, and retries after each error or time-out.
+//! Responsible for the gap: the longest time between the completion of two consecutive acquire/release pairs,
+//! of which the later one completes after the kill. No system gets help to recover: the client knows the
+//! addresses of all nodes from the start, and retries after each error or time-out.
 
 use std::sync::{Arc, OnceLock};
 use std::thread::sleep;
@@ -23,8 +23,8 @@ use crate::services::{self, ServiceLocation};
 
 /// A usual ttl, which is longer than any gap.
 const TTL: Duration = Duration::from_secs(10);
-/// The time-out of a call. It is short in favour of etcd: its followers forward calls to a dead leader until they
-/// detect the death, and such calls are never answered.
+/// The time-out of a call. It is short in favour of etcd: its followers forward calls to a dead leader until
+/// they detect the death, and such calls are never answered.
 const CALL_ENDS_WITHIN: Duration = Duration::from_millis(100);
 /// The pause after an error, so that a client whose calls fail at once leaves CPU to the servers.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -32,8 +32,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 const NAMES: usize = 16;
 /// For how long pairs run before the kill.
 const BEFORE: Duration = Duration::from_millis(500);
-/// For how long the client is observed after the kill. The longest gap in this time counts: there may be a second one,
-/// for example if the client reaches a node that is not ready yet.
+/// For how long the client is observed after the kill. The longest gap in this time counts: there may be a
+/// second one, for example if the client reaches a node that is not ready yet.
 const AFTER: Duration = Duration::from_secs(3);
 /// A system that completes no pair within this time has no figures.
 const SERVES_WITHIN: Duration = Duration::from_secs(30);

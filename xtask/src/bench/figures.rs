@@ -1,7 +1,7 @@
 //! The list of figures in the report.
 //!
-//! Responsible for the ids and descriptions of the figures, and their order in the report. `workloads` measures
-//! them.
+//! Responsible for the ids and descriptions of the figures, and their order in the report. `workloads`
+//! measures them.
 
 use crate::bench::Workload;
 

@@ -2,8 +2,8 @@
 //!
 //! Responsible for statistics of plain numbers; the callers know the units.
 
-/// The smallest value in `sorted` such that at least `percent` of the values are not greater (nearest rank); `None`
-/// for an empty slice. `percent` is 1 to 100.
+/// The smallest value in `sorted` such that at least `percent` of the values are not greater (nearest rank);
+/// `None` for an empty slice. `percent` is 1 to 100.
 pub(crate) fn percentile(sorted: &[u64], percent: usize) -> Option<u64> {
     let rank = (sorted.len() * percent).div_ceil(100);
     sorted.get(rank.checked_sub(1)?).copied()

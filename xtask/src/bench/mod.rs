@@ -1,10 +1,10 @@
 //! `cargo xtask bench`: measures our lock service and other ones, alternately, on one machine.
 //!
-//! Responsible for the options, and for running the benchmark in a build with the cargo feature `peers`, which adds
-//! the clients of the other systems. A missed bar is a line of the report, not a failure.
+//! Responsible for the options, and for running the benchmark in a build with the cargo feature `peers`,
+//! which adds the clients of the other systems. A missed bar is a line of the report, not a failure.
 //!
-//! Reading order: [`Bench`], then `plan` (order of the measurements), `workloads` (the measurements), `systems` (a
-//! driver for each system), `failover`, `figures`, `bars` and `maths`, `report`.
+//! Reading order: [`Bench`], then `plan` (order of the measurements), `workloads` (the measurements),
+//! `systems` (a driver for each system), `failover`, `figures`, `bars` and `maths`, `report`.
 
 #[cfg(any(test, feature = "peers"))]
 mod bars;
@@ -39,10 +39,12 @@ pub(crate) struct Bench {
     /// Three nodes of each system, all on this machine, and one of ours beside them
     #[arg(long)]
     cluster: bool,
-    /// Only these systems, separated by commas [default: all; with `--cluster`: ours, ours-alone, etcd, zookeeper]
+    /// Only these systems, separated by commas [default: all; with `--cluster`: ours, ours-alone, etcd,
+    /// zookeeper]
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<System>,
-    /// Only these workloads, separated by commas [default: all but failover; with `--cluster`: all but memory]
+    /// Only these workloads, separated by commas [default: all but failover; with `--cluster`: all but
+    /// memory]
     #[arg(long = "workload", value_enum, value_delimiter = ',')]
     workloads: Vec<Workload>,
     /// How often each system is measured in the short workloads; the median counts

@@ -1,8 +1,8 @@
 //! The order of the measurements.
 //!
-//! Responsible for servers with empty data, for the order of the measurements, and for their time limits. The short
-//! workloads run in rounds: each round measures all systems one after the other, so that a slow minute of the machine
-//! affects all of them.
+//! Responsible for servers with empty data, for the order of the measurements, and for their time limits. The
+//! short workloads run in rounds: each round measures all systems one after the other, so that a slow minute
+//! of the machine affects all of them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,14 +25,14 @@ use crate::services;
 use crate::services::catalogue::{ETCD, REDIS_FSYNC, REDIS_NOFSYNC, ServiceSpec, ZOOKEEPER};
 use crate::services::clusters::{ETCD_CLUSTER, NODES, ThreeNodes, ZOOKEEPER_CLUSTER};
 
-/// The time-out of a measurement, in addition to the configured durations. No system takes as long on a usable machine;
-/// one that hangs is reported as failed.
+/// The time-out of a measurement, in addition to the configured durations. No system takes as long on a
+/// usable machine; one that hangs is reported as failed.
 const ENDS_WITHIN: Duration = Duration::from_secs(120);
-/// The results of each system's first measurement are discarded: a server in Java is several times faster once its code
-/// is compiled.
+/// The results of each system's first measurement are discarded: a server in Java is several times faster
+/// once its code is compiled.
 const WARM_UP: &str = "warm-up";
-/// The limit of open descriptors of each process: a ZooKeeper session takes one in the client and one in the server;
-/// the rest is reserve.
+/// The limit of open descriptors of each process: a ZooKeeper session takes one in the client and one in the
+/// server; the rest is reserve.
 const DESCRIPTORS: u64 = KEEPALIVE_SESSIONS as u64 + 1_000;
 
 /// A system under test, and its servers.
@@ -108,7 +108,8 @@ fn measure(
         }
         let system = name(subject.system);
         eprintln!("{what}: {system}, {}", name(workload));
-        // Memory that a server has allocated earlier would hide its growth, so `memory` begins with a fresh server.
+        // Memory that a server has allocated earlier would hide its growth, so `memory` begins with a fresh
+        // server.
         let fresh = if workload == Workload::Memory { restart(subject) } else { Ok(()) };
         let disk = fresh.and_then(|()| disk::fdatasync_p50_us(&folder, disk::SHORT, nodes));
         let measured = disk.and_then(|disk| Ok((disk, runtime.block_on(one(choice, workload, subject))?)));

@@ -16,8 +16,8 @@ use crate::bench::maths::{median, ratio};
 use crate::bench::workloads::Measured;
 use crate::bench::{System, Workload, name};
 
-/// If the disk latencies before the measurements differ by more than this factor, systems that sync to disk can't be
-/// compared.
+/// If the disk latencies before the measurements differ by more than this factor, systems that sync to disk
+/// can't be compared.
 const DISK_VARIES: f64 = 2.0;
 
 /// The measured values of a run.
@@ -158,8 +158,8 @@ impl BenchReport {
         }
     }
 
-    /// The bar of a figure, and whether our figure meets it; `None` without a bar, or without the figure that the
-    /// bar is relative to.
+    /// The bar of a figure, and whether our figure meets it; `None` without a bar, or without the figure that
+    /// the bar is relative to.
     fn bar(&self, figure: &Figure) -> Option<String> {
         let bar = self.bars.iter().find(|bar| bar.id == figure.id)?;
         let (than, words) = match bar.than {

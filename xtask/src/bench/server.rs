@@ -43,8 +43,8 @@ fn read(pid: u32, file: &str) -> TaskResult<String> {
     fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}; did the server end?"))
 }
 
-/// The sum of the fields `utime` and `stime` of `/proc/PID/stat`. The second field, the process name, may contain
-/// spaces and brackets.
+/// The sum of the fields `utime` and `stime` of `/proc/PID/stat`. The second field, the process name, may
+/// contain spaces and brackets.
 fn ticks(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ').skip(11);

@@ -1,7 +1,7 @@
 //! The workloads: the same measurements for every system.
 //!
-//! Responsible for the clients (tasks of this process), the clock (that of this process), and for an error if two
-//! clients hold one lock at once: a service that does not exclude gets no figures.
+//! Responsible for the clients (tasks of this process), the clock (that of this process), and for an error if
+//! two clients hold one lock at once: a service that does not exclude gets no figures.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -18,7 +18,8 @@ use crate::bench::systems::{Peer, Setup, TTL};
 
 /// The number of locks held in `memory`.
 const HELD: usize = 100_000;
-/// The number of clients that acquire the locks of `memory`: enough to keep a server busy that syncs each write.
+/// The number of clients that acquire the locks of `memory`: enough to keep a server busy that syncs each
+/// write.
 const HOLDERS: usize = 64;
 /// Number of locks that the client of `single` uses in rotation.
 const SINGLE_NAMES: usize = 16;
@@ -99,8 +100,8 @@ pub(crate) async fn pairs<P: Peer>(at: &str, duration: Duration) -> TaskResult<M
     Ok(measured)
 }
 
-/// One lock passes from holder to waiter. A hand-over is timed from the holder's call of release to the completion
-/// of the next holder's acquire, if that acquire was called before the release.
+/// One lock passes from holder to waiter. A hand-over is timed from the holder's call of release to the
+/// completion of the next holder's acquire, if that acquire was called before the release.
 pub(crate) async fn handover<P: Peer>(at: &str, duration: Duration) -> TaskResult<Measured> {
     let mut measured = Measured::new();
     for waiters in WAITERS {
@@ -172,7 +173,8 @@ impl ContentionStage {
     }
 }
 
-/// One client holds the lock and releases it once `waiters` clients wait. Then each of them holds the lock once.
+/// One client holds the lock and releases it once `waiters` clients wait. Then each of them holds the lock
+/// once.
 async fn each_waits_once<P: Peer>(peer: &Arc<P>, waiters: usize) -> TaskResult<Vec<u64>> {
     let stage = Arc::new(ContentionStage::new());
     let (held, _) = stage.acquire(peer.as_ref(), waiters).await?;
@@ -188,8 +190,8 @@ async fn each_waits_once<P: Peer>(peer: &Arc<P>, waiters: usize) -> TaskResult<V
     while stage.asking.load(Ordering::SeqCst) <= waiters {
         sleep(Duration::from_millis(1)).await;
     }
-    // All clients have called acquire. Within this time every one of these systems registers a waiter. A request that
-    // arrives later still counts: its time is measured from the release.
+    // All clients have called acquire. Within this time every one of these systems registers a waiter. A
+    // request that arrives later still counts: its time is measured from the release.
     sleep(Duration::from_millis(20) + Duration::from_micros(200) * waiters as u32).await;
     stage.release(peer.as_ref(), held).await?;
     let mut times = Vec::new();
@@ -228,7 +230,8 @@ async fn holders_queue_again<P: Peer>(
     Ok(times)
 }
 
-/// The growth of the server's memory for 100,000 held locks with names of 32 bytes, divided by the number of locks.
+/// The growth of the server's memory for 100,000 held locks with names of 32 bytes, divided by the number of
+/// locks.
 pub(crate) async fn memory<P: Peer>(at: &str, server: &ServerProcesses) -> TaskResult<Measured> {
     let peer = Arc::new(P::connect(Setup { at, clients: HOLDERS, contended: false, ttl: TTL }).await?);
     let warm = hold(&peer, "warm", HOLDERS).await?;

@@ -1,12 +1,12 @@
 //! The services that can be started: one [`ServiceSpec`] each.
 //!
-//! Responsible for the ports, packages and command lines of the services, which are defined only here. Services that
-//! tests start too use the command lines of the rig (`crates/rig`). Must not leave anything running: the functions here
-//! describe, prepare and probe.
+//! Responsible for the ports, packages and command lines of the services, which are defined only here.
+//! Services that tests start too use the command lines of the rig (`crates/rig`). Must not leave anything
+//! running: the functions here describe, prepare and probe.
 //!
-//! Ports are outside the ephemeral range (16430 is the benchmark's, for our own node), and none is the default port
-//! of any of these programs: Debian starts some of the programs when their package is installed, and those
-//! instances must not interfere.
+//! Ports are outside the ephemeral range (16430 is the benchmark's, for our own node), and none is the
+//! default port of any of these programs: Debian starts some of the programs when their package is installed,
+//! and those instances must not interfere.
 
 use std::fs;
 use std::process::Command;
@@ -35,8 +35,8 @@ pub(crate) struct ServiceSpec {
     pub(crate) version: fn(&ServiceLocation) -> Command,
     /// Prepares the service's folder before a start.
     pub(crate) prepare: fn(&ServiceLocation) -> TaskResult,
-    /// The command that runs the service in the foreground as one process, whose pid is used to stop and measure
-    /// it.
+    /// The command that runs the service in the foreground as one process, whose pid is used to stop and
+    /// measure it.
     pub(crate) command: fn(&ServiceLocation) -> Command,
     /// The signal for a graceful stop. It must work while clients are connected.
     pub(crate) ends_by: Signal,
@@ -132,8 +132,8 @@ const POSTGRES: ServiceSpec = ServiceSpec {
     ready: postgres_ready,
 };
 
-/// A connection pool for [`POSTGRES`] in transaction mode: after each transaction of a client, another client may use
-/// the same connection to the server.
+/// A connection pool for [`POSTGRES`] in transaction mode: after each transaction of a client, another client
+/// may use the same connection to the server.
 const PGBOUNCER: ServiceSpec = ServiceSpec {
     name: "pgbouncer",
     family: "pgbouncer",
@@ -213,7 +213,8 @@ fn command(program: &str, args: &[&str]) -> Command {
     command
 }
 
-/// An etcd node at `place`, in a cluster whose nodes serve clients on `ports` and each other on the next higher ports.
+/// An etcd node at `place`, in a cluster whose nodes serve clients on `ports` and each other on the next
+/// higher ports.
 pub(crate) fn etcd(place: &ServiceLocation, ports: &[u16]) -> Command {
     let url = |port: u16| format!("http://127.0.0.1:{port}");
     let (clients, peers) = (url(place.port), url(place.port + 1));
@@ -244,8 +245,8 @@ fn redis_version(_: &ServiceLocation) -> Command {
     version_of(redis::SERVER.name)
 }
 
-/// The command that prints the version of `program`. Debian installs some programs in folders that only the rig
-/// searches.
+/// The command that prints the version of `program`. Debian installs some programs in folders that only the
+/// rig searches.
 fn version_of(program: &str) -> Command {
     let mut command = Command::new(lockkeeper_rig::find(program).unwrap_or_else(|| program.into()));
     command.arg("--version");

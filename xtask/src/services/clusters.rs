@@ -1,8 +1,8 @@
 //! Clusters of three nodes on this machine, for `cargo xtask bench --cluster`.
 //!
-//! Responsible for the settings that the nodes of one system need to know each other, and for the check whether a
-//! node is the leader. `cargo xtask services` does not start these clusters, since few users want six more servers.
-//! The cluster of our own service is defined in the benchmark, beside its client.
+//! Responsible for the settings that the nodes of one system need to know each other, and for the check
+//! whether a node is the leader. `cargo xtask services` does not start these clusters, since few users want
+//! six more servers. The cluster of our own service is defined in the benchmark, beside its client.
 
 use std::fs;
 

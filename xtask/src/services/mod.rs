@@ -1,9 +1,9 @@
 //! Other lock services for tests and benchmarks: installs, starts on loopback, and stops them.
 //!
 //! Responsible for the lifetime of each service, which is one process with its own port and a folder below
-//! `target/services`. [`catalogue`] lists the services and their command lines, [`pidfile`] checks whether a process
-//! was started by this tool, [`probe`] checks readiness. `up` starts a service in an empty folder; only `revive` keeps
-//! the data of the previous run.
+//! `target/services`. [`catalogue`] lists the services and their command lines, [`pidfile`] checks whether a
+//! process was started by this tool, [`probe`] checks readiness. `up` starts a service in an empty folder;
+//! only `revive` keeps the data of the previous run.
 
 pub(crate) mod catalogue;
 #[cfg(any(test, feature = "peers"))]
@@ -31,7 +31,8 @@ use crate::needs::{self, Need};
 use crate::process::not_started;
 use crate::services::catalogue::{SERVICES, ServiceSpec};
 
-/// The time limit for a service to become ready. The slowest, in Java, needs about a second on an idle machine.
+/// The time limit for a service to become ready. The slowest, in Java, needs about a second on an idle
+/// machine.
 const READY_WITHIN: Duration = Duration::from_secs(30);
 /// The time limit for a graceful stop; after it the service is killed.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
@@ -43,8 +44,8 @@ const DETACHING: &[Need] = &[
     Need { program: "bash", package: "bash", used_by: "the services, which keep no descriptors of ours" },
 ];
 
-/// Closes every descriptor but the first three, then executes the program. Otherwise a lock or a pipe of our caller
-/// would stay open while the service runs.
+/// Closes every descriptor but the first three, then executes the program. Otherwise a lock or a pipe of our
+/// caller would stay open while the service runs.
 const CLOSE_AND_BECOME: &str = r#"for fd in /proc/self/fd/*; do fd=${fd##*/}; ((fd > 2)) && eval "exec $fd>&-"; done
 exec "$@""#;
 
@@ -181,8 +182,8 @@ fn version(service: &ServiceSpec, place: &ServiceLocation) -> Option<String> {
     find_version(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// The services whose name or family is in `names`, each once, in the catalogue's order; all services if `names` is
-/// empty.
+/// The services whose name or family is in `names`, each once, in the catalogue's order; all services if
+/// `names` is empty.
 fn select(names: &[String]) -> TaskResult<Vec<&'static ServiceSpec>> {
     let is_meant = |service: &ServiceSpec, name: &str| name == service.name || name == service.family;
     for name in names {
@@ -211,8 +212,8 @@ fn with_needed<'a>(services: &[&'a ServiceSpec]) -> Vec<&'a ServiceSpec> {
     all
 }
 
-/// Starts all `services` that don't run, waits until all are ready, and returns for each whether it was started.
-/// All are started before the first wait, because the nodes of a cluster become ready only together.
+/// Starts all `services` that don't run, waits until all are ready, and returns for each whether it was
+/// started. All are started before the first wait, because the nodes of a cluster become ready only together.
 fn start(services: &[&ServiceSpec], root: &Path) -> TaskResult<Vec<bool>> {
     let mut children = Vec::new();
     for service in services {
@@ -253,8 +254,8 @@ fn spawn(service: &ServiceSpec, place: &ServiceLocation) -> TaskResult<Child> {
     let log = File::create(place.log()).map_err(|error| failed("make its log", error))?;
     let errors = log.try_clone().map_err(|error| failed("open its log", error))?;
     let plain = (service.command)(place);
-    // A new session, so that an interrupt on our terminal doesn't reach the service. setsid executes the program
-    // with the same pid, unless setsid leads a process group, which it never does here.
+    // A new session, so that an interrupt on our terminal doesn't reach the service. setsid executes the
+    // program with the same pid, unless setsid leads a process group, which it never does here.
     let mut command = Command::new("setsid");
     command.args(["bash", "-c", CLOSE_AND_BECOME, "bash"]).arg(plain.get_program()).args(plain.get_args());
     command.envs(plain.get_envs().filter_map(|(key, value)| Some((key, value?))));
@@ -265,7 +266,8 @@ fn spawn(service: &ServiceSpec, place: &ServiceLocation) -> TaskResult<Child> {
     Ok(child)
 }
 
-/// Waits until `service` is ready. Returns an error if it ends earlier. `child` is its process if we started it.
+/// Waits until `service` is ready. Returns an error if it ends earlier. `child` is its process if we started
+/// it.
 fn wait_until_ready(service: &ServiceSpec, place: &ServiceLocation, mut child: Option<Child>) -> TaskResult {
     let name = service.name;
     let until = Instant::now() + READY_WITHIN;
@@ -292,8 +294,8 @@ fn wait_until_ready(service: &ServiceSpec, place: &ServiceLocation, mut child: O
     }
 }
 
-/// Stops the process at `place` with `ends_by`, or with SIGKILL if that does not end it in time. Returns whether a
-/// process ran.
+/// Stops the process at `place` with `ends_by`, or with SIGKILL if that does not end it in time. Returns
+/// whether a process ran.
 fn stop(place: &ServiceLocation, ends_by: Signal) -> TaskResult<bool> {
     let Some(pid) = place.pid() else { return Ok(false) };
     let target = Pid::from_raw(i32::try_from(pid).map_err(|_| format!("pid {pid} is no pid"))?);

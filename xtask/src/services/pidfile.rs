@@ -1,7 +1,7 @@
 //! The pid file of a service, and the check that its pid still belongs to the process that we started.
 //!
-//! Responsible for never signalling a process that is not ours. The pid alone does not identify the process: after a
-//! reboot, or after many other processes were started, another process may have it.
+//! Responsible for never signalling a process that is not ours. The pid alone does not identify the process:
+//! after a reboot, or after many other processes were started, another process may have it.
 
 use std::path::Path;
 use std::{fs, io};
@@ -20,8 +20,8 @@ pub(crate) fn read(file: &Path) -> Option<u32> {
 
 /// Whether process `pid` exists and was started for `folder`.
 ///
-/// Checks the process's environment, then its command line, because programs that set their title overwrite one or
-/// the other. A zombie has neither.
+/// Checks the process's environment, then its command line, because programs that set their title overwrite
+/// one or the other. A zombie has neither.
 pub(crate) fn is_ours(pid: u32, folder: &Path) -> bool {
     let folder = folder.as_os_str().as_encoded_bytes();
     let read = |what: &str| fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
@@ -30,8 +30,9 @@ pub(crate) fn is_ours(pid: u32, folder: &Path) -> bool {
     is_marked || contains(&read("cmdline"), folder)
 }
 
-/// Whether process `pid` has ended with all its threads; true for a zombie. This is not the same as `!is_ours`: an
-/// ending process loses its environment first, then its first thread, and its sockets only with its last thread.
+/// Whether process `pid` has ended with all its threads; true for a zombie. This is not the same as
+/// `!is_ours`: an ending process loses its environment first, then its first thread, and its sockets only
+/// with its last thread.
 pub(crate) fn has_ended(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
     // The state follows the process name, which may contain any characters.
@@ -40,7 +41,8 @@ pub(crate) fn has_ended(pid: u32) -> bool {
     threads <= 1 && state.is_none_or(|state| matches!(state, 'Z' | 'X'))
 }
 
-/// Whether `text` contains `folder` as a complete path or a path prefix: `…/redis` does not match `…/redis-2`.
+/// Whether `text` contains `folder` as a complete path or a path prefix: `…/redis` does not match
+/// `…/redis-2`.
 fn contains(text: &[u8], folder: &[u8]) -> bool {
     let ends_there =
         |after: Option<&u8>| after.is_none_or(|byte| !byte.is_ascii_alphanumeric() && !b"-_.".contains(byte));

@@ -1,7 +1,7 @@
 //! Readiness checks of services.
 //!
-//! Responsible for one request and one answer over TCP on loopback. Knows no service: the catalogue defines the
-//! request and the expected answer.
+//! Responsible for one request and one answer over TCP on loopback. Knows no service: the catalogue defines
+//! the request and the expected answer.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,8 +10,8 @@ use std::time::Duration;
 /// A service on loopback answers within a millisecond; a busy machine may need longer.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
-/// Sends `question` to 127.0.0.1:`port` and reads until `wanted` has arrived. If `wanted` is empty, it is enough
-/// that the port accepts connections.
+/// Sends `question` to 127.0.0.1:`port` and reads until `wanted` has arrived. If `wanted` is empty, it is
+/// enough that the port accepts connections.
 ///
 /// # Errors
 /// Connection refused, an unexpected answer, or no answer.

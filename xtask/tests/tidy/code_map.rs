@@ -51,8 +51,8 @@ fn pages_name_paths_that_exist() {
     report(&problems);
 }
 
-/// The tables of packages in ARCHITECTURE.md begin their rows with the name. That of the product is in the order of
-/// dependence.
+/// The tables of packages in ARCHITECTURE.md begin their rows with the name. That of the product is in the
+/// order of dependence.
 #[test]
 fn architecture_lists_each_package_above_those_that_it_depends_on() {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md exists");
@@ -103,8 +103,8 @@ fn module_docs(text: &str) -> impl Iterator<Item = (usize, &str)> {
         .filter_map(|(number, line)| Some((number, line.strip_prefix("//!")?)))
 }
 
-/// The code map is in the docs of the modules. A file is named relative to the module's folder, to the package or its
-/// `src`, or to the root.
+/// The code map is in the docs of the modules. A file is named relative to the module's folder, to the
+/// package or its `src`, or to the root.
 #[test]
 fn module_docs_name_files_that_exist() {
     let extensions = ["rs", "lua", "sql", "md", "proto", "toml", "js", "txt"];

@@ -1,8 +1,8 @@
 //! Lint as a test: compares the project's pages and sources with the repository.
 //!
-//! Responsible for facts that a compiler can't check: names and links in the docs, file sizes, repeated type names,
-//! unfinished code, absolute paths of one machine, and the dependencies of disabled features. Style is checked by
-//! rustfmt and clippy, not here.
+//! Responsible for facts that a compiler can't check: names and links in the docs, file sizes, repeated type
+//! names, unfinished code, absolute paths of one machine, and the dependencies of disabled features. Style is
+//! checked by rustfmt and clippy, not here.
 //!
 //! Every test collects all problems before it fails, so that one run reports everything.
 
@@ -49,7 +49,8 @@ fn tracked() -> Vec<PathBuf> {
     files
 }
 
-/// Tracked text files whose name ends in `.EXTENSION`, with their text; all text files if `extension` is empty.
+/// Tracked text files whose name ends in `.EXTENSION`, with their text; all text files if `extension` is
+/// empty.
 fn texts(extension: &str) -> Vec<(PathBuf, String)> {
     let suffix = if extension.is_empty() { String::new() } else { format!(".{extension}") };
     let files = tracked().into_iter().filter(|file| file.to_string_lossy().ends_with(&suffix));
@@ -158,6 +159,28 @@ fn no_source_file_is_too_long() {
             .then(|| format!("{}: {lines} {what} {RS_LINES_MAX}: split it by concept", file.display()))
     };
     report(&texts("rs").into_iter().filter(is_written).filter_map(too_long).collect::<Vec<_>>());
+}
+
+/// rustfmt applies its width to code only. Tables, code and words without a space can't be wrapped.
+#[test]
+fn comments_are_no_wider_than_code() {
+    let settings = fs::read_to_string(root().join("rustfmt.toml")).expect("rustfmt.toml exists");
+    let width = settings.lines().find_map(|line| line.strip_prefix("max_width = "));
+    let width: usize = width.and_then(|width| width.parse().ok()).expect("rustfmt.toml sets max_width");
+    let mut problems = Vec::new();
+    for (file, text) in texts("rs").into_iter().filter(is_written) {
+        let mut is_code = false;
+        problems.extend(bad_lines(&file, &text, |line| {
+            let comment = line.trim_start().strip_prefix("//")?;
+            let comment = comment.trim_start_matches(['/', '!']).trim_start();
+            is_code ^= comment.starts_with("```");
+            let can_wrap = !is_code && !comment.starts_with('|') && comment.contains(' ');
+            let columns = line.chars().count();
+            (can_wrap && columns > width)
+                .then(|| format!("a comment of {columns} columns, at most {width}: wrap it"))
+        }));
+    }
+    report(&problems);
 }
 
 /// Whether people have written the file, and no generator.
@@ -299,8 +322,8 @@ fn libraries_without_doctests_have_no_code_in_their_docs() {
     report(&problems);
 }
 
-/// raft-rs' protobuf parser has a known vulnerability (deny.toml), so no code may call it. Only the engine's folder
-/// may use raft-rs' types.
+/// raft-rs' protobuf parser has a known vulnerability (deny.toml), so no code may call it. Only the engine's
+/// folder may use raft-rs' types.
 #[test]
 fn raft_rs_types_stay_in_one_folder_and_its_parser_is_unused() {
     let engine = Path::new("crates/replica/src/engine");
@@ -338,15 +361,16 @@ fn no_tracked_file_names_a_path_of_one_machine() {
     report(&problems);
 }
 
-/// If `line` contains an absolute path of one machine, returns the start of the path, without the slash before it.
+/// If `line` contains an absolute path of one machine, returns the start of the path, without the slash
+/// before it.
 fn machine_path(line: &str) -> Option<&'static str> {
     let in_word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-');
     ["work", "root", "home", "tmp/h"].into_iter().find(|folder| {
         line.match_indices(&format!("/{folder}")).any(|(start, found)| {
             let before = line[..start].chars().next_back();
             let after = line[start + found.len()..].chars().next();
-            // `jobs/work` and `../work` are relative, and `/worker` is another folder. A path may follow `//` or
-            // `:`.
+            // `jobs/work` and `../work` are relative, and `/worker` is another folder. A path may follow `//`
+            // or `:`.
             let absolute = before.is_none_or(|c| !in_word(c) && !matches!(c, '.' | '}' | ')' | '>' | '*'));
             absolute && after.is_none_or(|c| !in_word(c))
         })
@@ -412,8 +436,8 @@ fn disabled_backends_add_no_dependency() {
     assert!(has(&of("redis-tls"), "rustls") && has(&of("postgres-tls"), "rustls"));
 }
 
-/// The product is `default-members`. What starts other people's servers, and what only the simulator may reach into, is not
-/// in it.
+/// The product is `default-members`. What starts other people's servers, and what only the simulator may
+/// reach into, is not in it.
 #[test]
 fn product_depends_neither_on_the_rig_nor_on_the_feature_simulation() {
     let metadata = MetadataCommand::new().manifest_path(root().join("Cargo.toml")).no_deps().exec();

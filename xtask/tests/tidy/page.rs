@@ -45,8 +45,8 @@ impl Page {
         page
     }
 
-    /// Adds the heading's anchor, as common renderers compute it: lower case, spaces replaced by `-`, other characters
-    /// than letters, digits, `-` and `_` dropped, repeated anchors numbered.
+    /// Adds the heading's anchor, as common renderers compute it: lower case, spaces replaced by `-`, other
+    /// characters than letters, digits, `-` and `_` dropped, repeated anchors numbered.
     fn add_anchor(&mut self, heading: &str) {
         let kept = heading.trim().to_lowercase();
         let slug: String = kept

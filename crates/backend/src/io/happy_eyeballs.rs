@@ -1,16 +1,17 @@
-//! Connection attempts to the addresses of one service, one after the other without waiting for each (RFC 8305).
+//! Connection attempts to the addresses of one service, one after the other without waiting for each (RFC
+//! 8305).
 
 use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// How long an attempt is alone, before the next one begins beside it: an address that swallows packets costs this time, and not
-/// the time limit of an attempt.
+/// How long an attempt is alone, before the next one begins beside it: an address that swallows packets costs
+/// this time, and not the time limit of an attempt.
 pub const HEAD_START: Duration = Duration::from_millis(250);
 
-/// The first success. The next attempt begins once the last one has failed, or after `head_start`. Attempts have time limits of
-/// their own; those that are left are dropped.
+/// The first success. The next attempt begins once the last one has failed, or after `head_start`. Attempts
+/// have time limits of their own; those that are left are dropped.
 ///
 /// # Errors
 /// The errors of all, in the order of the attempts.

@@ -1,5 +1,5 @@
-//! The thread that keeps sessions alive, with its own runtime: a starved or blocked user runtime must not lose locks
-//! (Redisson #2665, madelson #190).
+//! The thread that keeps sessions alive, with its own runtime: a starved or blocked user runtime must not
+//! lose locks (Redisson #2665, madelson #190).
 
 use std::io;
 use std::sync::{Mutex, PoisonError, mpsc};
@@ -76,8 +76,9 @@ impl LeaseThread {
         Ok(Self { jobs, runtime })
     }
 
-    /// While the guard lives, timers and connections that the current thread creates belong to the lease thread's runtime.
-    /// For a future that is first polled on the current thread and then moved to the lease thread.
+    /// While the guard lives, timers and connections that the current thread creates belong to the lease
+    /// thread's runtime. For a future that is first polled on the current thread and then moved to the lease
+    /// thread.
     pub fn enter(&self) -> EnterGuard<'_> {
         self.runtime.enter()
     }
@@ -101,9 +102,11 @@ impl LeaseThread {
     }
 }
 
-/// Takes a thread for DNS lookups now and keeps it: tokio panics if it is refused later, when a connection is lost.
+/// Takes a thread for DNS lookups now and keeps it: tokio panics if it is refused later, when a connection is
+/// lost.
 fn take_blocking_thread(runtime: &Runtime) -> io::Result<()> {
-    // tokio would panic here, too. Two are tried for one, since the system counts a thread for a moment after its end.
+    // tokio would panic here, too. Two are tried for one, since the system counts a thread for a moment after
+    // its end.
     let tried = [(); 2].map(|()| thread::Builder::new().spawn(|| {}));
     for thread in tried {
         let _ = thread?.join();
@@ -124,8 +127,8 @@ pub fn start_runtime_thread(
     /// Longer than any process lives.
     const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
     let (tell, told) = mpsc::channel();
-    // The runtime is built on its thread: if the thread is refused, it would be dropped here, and that panics inside of another
-    // runtime.
+    // The runtime is built on its thread: if the thread is refused, it would be dropped here, and that panics
+    // inside of another runtime.
     let build = move || {
         let runtime =
             Builder::new_current_thread().enable_io().enable_time().thread_keep_alive(FOREVER).build()?;

@@ -1,9 +1,10 @@
 //! Connections for the runtimes of callers.
 //!
-//! Each runtime has connections of its own, which are opened on it, and whose tasks run on it. They are opened on
-//! demand, and closed when they fail, after a time without use, or with their runtime. A connection serves one call at
-//! a time ([`Pool::alone`]), or many at once ([`Pool::shared`]); the users of one pool all do the same. (The first
-//! connection of a shared pool may be opened by `alone`, because `alone` returns the error if this fails.)
+//! Each runtime has connections of its own, which are opened on it, and whose tasks run on it. They are
+//! opened on demand, and closed when they fail, after a time without use, or with their runtime. A connection
+//! serves one call at a time ([`Pool::alone`]), or many at once ([`Pool::shared`]); the users of one pool all
+//! do the same. (The first connection of a shared pool may be opened by `alone`, because `alone` returns the
+//! error if this fails.)
 
 #[cfg(test)]
 mod tests;
@@ -31,7 +32,8 @@ pub trait Connect: Send + Sync + 'static {
     /// A connection, which its users share.
     type Connection: Send + Sync + 'static;
 
-    /// Opens a connection, within a time limit. Runs on the runtime that will use it; so do the tasks that it spawns.
+    /// Opens a connection, within a time limit. Runs on the runtime that will use it; so do the tasks that it
+    /// spawns.
     fn connect(&self) -> BoxFuture<'static, Result<Self::Connection, BackendError>>;
 
     /// Whether further calls may use the connection.
@@ -82,7 +84,8 @@ struct Member<T> {
     discarded: AtomicBool,
     /// A task of the runtime holds the receiver, so that this sender is closed once the runtime has ended.
     runtime_runs: oneshot::Sender<()>,
-    /// Freed with the connection, or earlier if the pool gives up an unusable connection that still has users.
+    /// Freed with the connection, or earlier if the pool gives up an unusable connection that still has
+    /// users.
     permit: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
@@ -132,9 +135,9 @@ impl<C: Connect> Pool<C> {
         self.0.state().trouble = Some(error);
     }
 
-    /// Waits for the current runtime's connection with the fewest users. If all of them have users and the limits
-    /// allow it, another one is opened in the background. A runtime that can't have a connection uses one of another
-    /// runtime. Has no time limit; [`Self::trouble`] says why there is no connection.
+    /// Waits for the current runtime's connection with the fewest users. If all of them have users and the
+    /// limits allow it, another one is opened in the background. A runtime that can't have a connection uses
+    /// one of another runtime. Has no time limit; [`Self::trouble`] says why there is no connection.
     pub async fn shared(&self) -> Used<C> {
         if let Ok(used) = self.0.least_used() {
             return used;
@@ -156,7 +159,8 @@ impl<C: Connect> Pool<C> {
         }
     }
 
-    /// As [`Self::shared`], until the deadline. If there is no connection by then, [`Self::trouble`] says why.
+    /// As [`Self::shared`], until the deadline. If there is no connection by then, [`Self::trouble`] says
+    /// why.
     pub async fn shared_until(&self, deadline: Instant) -> Option<Used<C>> {
         let used = tokio::time::timeout_at(deadline, self.shared()).await.ok();
         if used.is_none() {
@@ -166,8 +170,8 @@ impl<C: Connect> Pool<C> {
         used
     }
 
-    /// A connection that nobody else uses until the returned value is dropped: an idle one of the current runtime, or
-    /// a new one.
+    /// A connection that nobody else uses until the returned value is dropped: an idle one of the current
+    /// runtime, or a new one.
     ///
     /// # Errors
     /// All connections are in use, or the error of opening one.
@@ -240,7 +244,8 @@ impl<C: Connect> PoolInner<C> {
             member.users.fetch_add(1, Ordering::Relaxed);
         }
         let look_again = if is_opening { now + PAUSES.1 } else { state.not_before.max(now + PAUSES.0) };
-        // The spawned task takes this lock when it is dropped, which happens at once if the runtime is shutting down.
+        // The spawned task takes this lock when it is dropped, which happens at once if the runtime is
+        // shutting down.
         drop(guard);
         if let Some(permit) = permit {
             let opening = Opening { pool: self.clone(), runtime: id };
@@ -249,8 +254,8 @@ impl<C: Connect> PoolInner<C> {
         least.map(|member| Used { pool: self.clone(), member, alone: false }).ok_or(look_again)
     }
 
-    /// Removes unusable connections and frees their permits, even if they still have users. The caller drops `closed`
-    /// after unlocking the state: closing a connection may run code of its library.
+    /// Removes unusable connections and frees their permits, even if they still have users. The caller drops
+    /// `closed` after unlocking the state: closing a connection may run code of its library.
     fn remove_unusable(&self, members: &mut Members<C::Connection>, closed: &mut Members<C::Connection>) {
         for member in members.extract_if(.., |member| !self.is_usable(member)) {
             drop(member.take_permit());
@@ -258,8 +263,8 @@ impl<C: Connect> PoolInner<C> {
         }
     }
 
-    /// The permit for one more connection, if there is one. With `makes_room`, an idle connection is closed for it if
-    /// necessary.
+    /// The permit for one more connection, if there is one. With `makes_room`, an idle connection is closed
+    /// for it if necessary.
     fn permit(
         &self,
         state: &mut PoolState<C::Connection>,
@@ -298,8 +303,8 @@ impl<C: Connect> PoolInner<C> {
         })
     }
 
-    /// Opens a connection on the current runtime, with one user. The returned future must run there: it ends with the
-    /// connection.
+    /// Opens a connection on the current runtime, with one user. The returned future must run there: it ends
+    /// with the connection.
     async fn open(
         &self,
         permit: OwnedSemaphorePermit,

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use super::store::EntryId;
 
-/// How many are remembered: such an attempt waits for a lease or a session, for as long as its time limit at most.
+/// How many are remembered: such an attempt waits for a lease or a session, for as long as its time limit at
+/// most.
 const ENDED_MAX: usize = 1024;
 
 /// The entries whose attempts must not begin any more.

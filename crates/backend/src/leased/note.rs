@@ -20,7 +20,8 @@ pub struct Note {
     /// The purpose: `key=value` lines.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub meta: String,
-    /// The client, for services where each client has a place for messages, and the entry that a message is about.
+    /// The client, for services where each client has a place for messages, and the entry that a message is
+    /// about.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub client: String,
     /// See `client`.

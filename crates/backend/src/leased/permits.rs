@@ -1,10 +1,11 @@
-//! Permits of lock services whose contenders are in one queue, each with a value of its own: which slot a request takes, and for
-//! what it waits.
+//! Permits of lock services whose contenders are in one queue, each with a value of its own: which slot a
+//! request takes, and for what it waits.
 //!
-//! A request holds one of N permits once only requests for permits are before it, fewer than N, and each of them has its slot. It
-//! then writes its slot, the lowest that none of those has, into its own value. So slots are taken in the order of the queue, one
-//! after the other: no two holders have the same one, and within a slot tokens rise as in the queue (P2). A request that
-//! stalls between its turn and its slot delays those behind it until it goes on or expires (P8).
+//! A request holds one of N permits once only requests for permits are before it, fewer than N, and each of
+//! them has its slot. It then writes its slot, the lowest that none of those has, into its own value. So
+//! slots are taken in the order of the queue, one after the other: no two holders have the same one, and
+//! within a slot tokens rise as in the queue (P2). A request that stalls between its turn and its slot delays
+//! those behind it until it goes on or expires (P8).
 
 use std::time::Duration;
 
@@ -31,8 +32,8 @@ pub struct NotePermit {
 }
 
 impl NotePermit {
-    /// A request, before it has a slot. `in_use`: the number of permits that others name, if any do. `None` within: it is for no
-    /// permit.
+    /// A request, before it has a slot. `in_use`: the number of permits that others name, if any do. `None`
+    /// within: it is for no permit.
     pub fn asked(name: &LockName, mode: Mode, in_use: Option<u32>) -> Result<Option<Self>, BackendError> {
         let Mode::Permit { of } = mode else { return Ok(None) };
         let Some(of) = of.or(in_use) else {
@@ -79,8 +80,8 @@ pub enum PermitTurn {
     },
 }
 
-/// The turn of a request for one of `of` permits. `earlier`: the contenders before it, the nearest first, at least `of` of them if there
-/// are so many; `None`: it is for no permit.
+/// The turn of a request for one of `of` permits. `earlier`: the contenders before it, the nearest first, at
+/// least `of` of them if there are so many; `None`: it is for no permit.
 pub fn permit_turn(earlier: &[Option<NotePermit>], of: u32) -> PermitTurn {
     if let Some(other) = earlier.iter().flatten().find(|other| other.of != of) {
         return PermitTurn::Mismatch { have: other.of };
@@ -101,8 +102,9 @@ pub fn permit_turn(earlier: &[Option<NotePermit>], of: u32) -> PermitTurn {
     PermitTurn::Takes { slot: lowest.unwrap_or(earlier.len() as u32) }
 }
 
-/// How many of the contenders before one wait, for display. `earlier`: their kinds, the first in the queue first; `permit`: the request
-/// of the one itself. Those hold that can: as many as there are permits, or the shared ones at the front, or one.
+/// How many of the contenders before one wait, for display. `earlier`: their kinds, the first in the queue
+/// first; `permit`: the request of the one itself. Those hold that can: as many as there are permits, or the
+/// shared ones at the front, or one.
 pub fn waiters_ahead(earlier: impl Iterator<Item = ModeKind> + Clone, permit: Option<NotePermit>) -> u64 {
     let shared = earlier.clone().take_while(|kind| *kind == ModeKind::Shared).count();
     let holders = permit.map_or(shared.max(1), |permit| permit.of as usize);
@@ -118,7 +120,8 @@ pub fn other_limit(name: &LockName, have: u32, asked: u32) -> BackendError {
 mod tests {
     use super::*;
 
-    /// The turn behind contenders in the order of the queue: `x` is for no permit, `?` a permit without a slot.
+    /// The turn behind contenders in the order of the queue: `x` is for no permit, `?` a permit without a
+    /// slot.
     fn turn(queue: &str, of: u32) -> PermitTurn {
         let contender = |mark: char| match mark {
             'x' => None,

@@ -22,8 +22,8 @@ struct LeasedState {
     requests: BTreeMap<Seq, LeasedRequest>,
     /// When the session was opened, or last sent a keep-alive: its deadline is at most a ttl later.
     renewed_at: BootInstant,
-    /// The highest seq of a request so far, if any. A request with this or a lower seq that is not in `requests` is
-    /// over.
+    /// The highest seq of a request so far, if any. A request with this or a lower seq that is not in
+    /// `requests` is over.
     last: Option<Seq>,
 }
 
@@ -32,8 +32,9 @@ struct LeasedRequest {
     wake_up: Arc<WakeUp>,
     stage: Stage,
     attempts: Attempts,
-    /// How many times the entry was not renewed while its grant may have been on its way: a keep-alive did not find the
-    /// entry, or an operator had broken it. The hold may then expire before the session's deadline.
+    /// How many times the entry was not renewed while its grant may have been on its way: a keep-alive did
+    /// not find the entry, or an operator had broken it. The hold may then expire before the session's
+    /// deadline.
     missed: u64,
     /// When its end was first requested.
     ends_since: Option<BootInstant>,
@@ -76,8 +77,8 @@ pub(super) enum EntryRenewal {
     Fine,
     /// A hold is lost. The keep-alive must not be acknowledged.
     Lost,
-    /// The renewal did not find the entry, but its grant was returned after the renewal was sent: renew the entry
-    /// again.
+    /// The renewal did not find the entry, but its grant was returned after the renewal was sent: renew the
+    /// entry again.
     Again(Renewable),
 }
 
@@ -119,8 +120,8 @@ impl LeasedRequests {
         let mut state = self.state();
         let LeasedState { requests, last, .. } = &mut *state;
         if Some(seq) <= *last && !requests.contains_key(&seq) {
-            // The machine may not have processed the loss of this hold yet. A new request under its seq would take the
-            // lock again.
+            // The machine may not have processed the loss of this hold yet. A new request under its seq would
+            // take the lock again.
             return Found::Over;
         }
         *last = Some(seq).max(*last);
@@ -141,8 +142,8 @@ impl LeasedRequests {
     }
 
     /// Begins an attempt. Returns the attempts before it, whether it waits in the queue, and
-    /// [`Attempt::ttl_from`](super::Attempt::ttl_from) for this one; `None` if the request is over. Until the attempt has ended, also if its call is dropped, it counts as sent
-    /// and not answered.
+    /// [`Attempt::ttl_from`](super::Attempt::ttl_from) for this one; `None` if the request is over. Until the
+    /// attempt has ended, also if its call is dropped, it counts as sent and not answered.
     pub(super) fn begin_attempt(&self, seq: Seq) -> Option<(Attempts, bool, BootInstant)> {
         let mut state = self.state();
         let ttl_from = state.renewed_at;
@@ -270,7 +271,8 @@ impl LeasedRequests {
         }
     }
 
-    /// Applies the break of an entry by an operator. Returns whether a hold whose grant was returned is lost by it.
+    /// Applies the break of an entry by an operator. Returns whether a hold whose grant was returned is lost
+    /// by it.
     fn revoked(&self, seq: Seq) -> bool {
         let mut state = self.state();
         let Some(request) = state.requests.get_mut(&seq) else { return false };
@@ -280,8 +282,8 @@ impl LeasedRequests {
                 self.push(Push::Revoked { seq, notice: None });
                 true
             }
-            // A grant may be on its way. Before it is returned, `LeasedInner::hand_out` renews the entry and finds the
-            // break.
+            // A grant may be on its way. Before it is returned, `LeasedInner::hand_out` renews the entry and
+            // finds the break.
             Stage::Asked | Stage::Waits => {
                 request.missed += 1;
                 false
@@ -300,8 +302,9 @@ impl LeasedRequests {
             .map(|one| one.entry.clone())
     }
 
-    /// Begins the end of an entry: it is not renewed from here on, and makes no further attempt. Returns the entry, and
-    /// whether an attempt of it may still arrive; `None` if the request is unknown or no attempt was ever sent.
+    /// Begins the end of an entry: it is not renewed from here on, and makes no further attempt. Returns the
+    /// entry, and whether an attempt of it may still arrive; `None` if the request is unknown or no attempt
+    /// was ever sent.
     pub(super) fn begin_end(&self, target: Seq) -> Option<(Arc<Entry>, bool)> {
         let mut state = self.state();
         let request = state.requests.get_mut(&target)?;
@@ -314,16 +317,16 @@ impl LeasedRequests {
         sent.then_some((entry, doubt))
     }
 
-    /// As [`Self::begin_end`], for a request whose attempt was refused: `None` also if no earlier attempt can have left
-    /// anything, that is, a place in the queue or a grant whose answer was lost (P7).
+    /// As [`Self::begin_end`], for a request whose attempt was refused: `None` also if no earlier attempt can
+    /// have left anything, that is, a place in the queue or a grant whose answer was lost (P7).
     pub(super) fn begin_end_of_refused(&self, seq: Seq) -> Option<(Arc<Entry>, bool)> {
         let left = |request: &LeasedRequest| request.attempts.doubt || request.stage != Stage::Asked;
         let left = self.state().requests.get(&seq).is_some_and(left);
         if left { self.begin_end(seq) } else { None }
     }
 
-    /// Whether the end of the request was requested so long ago that its entry has expired: more than two ttls plus the
-    /// time for which the lock stays closed.
+    /// Whether the end of the request was requested so long ago that its entry has expired: more than two
+    /// ttls plus the time for which the lock stays closed.
     pub(super) fn is_long_over(&self, target: Seq) -> bool {
         let state = self.state();
         let Some(request) = state.requests.get(&target) else { return true };

@@ -1,14 +1,14 @@
 //! One session over a [`Store`]: its calls, and which entries a keep-alive renews.
 //!
-//! Why an acknowledged keep-alive may extend the session's deadline (P5): it renews all entries that hold, wait, or may
-//! hold by an attempt without an answer yet, and no others. So the expiry of each hold at the service is later than the
-//! session's deadline: this keep-alive or a later call set it, or a later attempt made sure that it is late enough
-//! ([`Attempt::ttl_from`]). There are two exceptions: an entry that a keep-alive did
-//! not find, whose expiry may have been set before and become visible after (a transaction that commits slowly); and an
-//! entry that an operator has broken, which is not renewed. Such an entry is renewed once more before its grant is
-//! returned. If the grant is returned while the keep-alive is under way, the entry is renewed once more, or its loss is
-//! reported, before the keep-alive is acknowledged. A session without entries has nothing that can expire: its
-//! keep-alives are acknowledged without a call.
+//! Why an acknowledged keep-alive may extend the session's deadline (P5): it renews all entries that hold,
+//! wait, or may hold by an attempt without an answer yet, and no others. So the expiry of each hold at the
+//! service is later than the session's deadline: this keep-alive or a later call set it, or a later attempt
+//! made sure that it is late enough ([`Attempt::ttl_from`]). There are two exceptions: an entry that a
+//! keep-alive did not find, whose expiry may have been set before and become visible after (a transaction
+//! that commits slowly); and an entry that an operator has broken, which is not renewed. Such an entry is
+//! renewed once more before its grant is returned. If the grant is returned while the keep-alive is under
+//! way, the entry is renewed once more, or its loss is reported, before the keep-alive is acknowledged. A
+//! session without entries has nothing that can expire: its keep-alives are acknowledged without a call.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -180,8 +180,8 @@ impl LeasedInner {
             }
             renewing = again;
         }
-        // The deadline must not be extended before the session processes the loss, which arrives as a push. The next
-        // keep-alive renews the other entries soon.
+        // The deadline must not be extended before the session processes the loss, which arrives as a push.
+        // The next keep-alive renews the other entries soon.
         if lost { Err(CallError::IN_DOUBT) } else { Ok(Answer::KeptAlive) }
     }
 
@@ -189,7 +189,8 @@ impl LeasedInner {
         Ok(self.store.renew(vec![entry.clone()]).await?.first().copied().unwrap_or(Renewed::Gone))
     }
 
-    /// Checks whether a hold still exists. Uses a renewal, never another attempt, which would take a lost lock again.
+    /// Checks whether a hold still exists. Uses a renewal, never another attempt, which would take a lost
+    /// lock again.
     async fn check(&self, seq: Seq, entry: Arc<Entry>, granted: Granted) -> Result<Answer, CallError> {
         Ok(match self.renew_one(&entry).await? {
             Renewed::Kept => Answer::Granted(granted),
@@ -254,8 +255,8 @@ impl LeasedInner {
         }
     }
 
-    /// Returns a grant. If a keep-alive missed its entry, the entry is renewed first, so that it expires after the
-    /// deadline to which that keep-alive extended the session.
+    /// Returns a grant. If a keep-alive missed its entry, the entry is renewed first, so that it expires
+    /// after the deadline to which that keep-alive extended the session.
     async fn hand_out(&self, seq: Seq, entry: &Arc<Entry>, granted: Granted) -> Result<Answer, CallError> {
         let mut made_up_for = 0;
         loop {
@@ -264,28 +265,30 @@ impl LeasedInner {
                 Grant::Missed(missed) => missed,
                 Grant::Revoked => return Ok(OVER),
                 Grant::Over => {
-                    // The request was ended, or the session dropped, before this grant arrived. The finish may have
-                    // reached the service before the attempt, so another one is sent. If it gets no answer, the hold
-                    // expires.
+                    // The request was ended, or the session dropped, before this grant arrived. The finish
+                    // may have reached the service before the attempt, so another one is sent. If it gets no
+                    // answer, the hold expires.
                     let _ = self.store.finish(entry.clone(), false).await;
                     return Ok(OVER);
                 }
             };
-            // The entry was granted, so even a renewal that was not sent leaves a hold behind: `sent` is always true.
+            // The entry was granted, so even a renewal that was not sent leaves a hold behind: `sent` is
+            // always true.
             match self.renew_one(entry).await.map_err(|_| CallError::IN_DOUBT)? {
                 Renewed::Kept => made_up_for = missed,
                 Renewed::Revoked => {
                     self.requests.advance(seq, Stage::Revoked);
                     return Ok(Answer::Revoked);
                 }
-                // The hold has ended. The request stays recorded until the machine finishes this seq, before it uses
-                // another one.
+                // The hold has ended. The request stays recorded until the machine finishes this seq, before
+                // it uses another one.
                 Renewed::Gone => return Ok(OVER),
             }
         }
     }
 
-    /// Ends a request whose attempt was refused. First removes what its earlier attempts may have left at the service.
+    /// Ends a request whose attempt was refused. First removes what its earlier attempts may have left at the
+    /// service.
     async fn refused(&self, seq: Seq) -> Result<(), CallError> {
         if let Some((entry, doubt)) = self.requests.begin_end_of_refused(seq) {
             self.store.finish(entry, doubt).await?;
@@ -297,8 +300,8 @@ impl LeasedInner {
     async fn finish(&self, target: Seq, entry: Arc<Entry>, doubt: bool) -> Result<Answer, CallError> {
         let end = match self.store.finish(entry, doubt).await {
             Ok(end) => end,
-            // The entry has expired by now. After a long outage, the service must not receive thousands of such
-            // finishes.
+            // The entry has expired by now. After a long outage, the service must not receive thousands of
+            // such finishes.
             Err(_) if self.requests.is_long_over(target) => End::Gone,
             Err(error) => return Err(error),
         };

@@ -15,24 +15,25 @@ use crate::time::BootInstant;
 
 /// A lock service whose holds are entries (keys, rows) that expire by the service's clock.
 ///
-/// Every call returns within [`Entry::limit`]; an error contains whether the call may have arrived (P12). A call that
-/// is dropped before it returns may have arrived as well.
+/// Every call returns within [`Entry::limit`]; an error contains whether the call may have arrived (P12). A
+/// call that is dropped before it returns may have arrived as well.
 pub trait Store: Send + Sync + 'static {
-    /// Attempts to hold. A repeat with the same entry never grants twice: for an entry that holds already it returns
-    /// the first grant again, and one that waits keeps its place (P7).
+    /// Attempts to hold. A repeat with the same entry never grants twice: for an entry that holds already it
+    /// returns the first grant again, and one that waits keeps its place (P7).
     fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>>;
 
-    /// Extends each entry that still holds or waits to a full ttl from now on, by its id and never by its name alone,
-    /// and never creates anything: a renewal that arrives late must neither extend another's hold nor restore one that
-    /// ended. Returns one result for each entry, in order; fails if any of the results is unknown.
+    /// Extends each entry that still holds or waits to a full ttl from now on, by its id and never by its
+    /// name alone, and never creates anything: a renewal that arrives late must neither extend another's hold
+    /// nor restore one that ended. Returns one result for each entry, in order; fails if any of the results
+    /// is unknown.
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>>;
 
-    /// Ends a hold by its id, or leaves the queue, and wakes the next waiter. `doubt`: an attempt of this entry may
-    /// still be on its way, and must not hold when it arrives.
+    /// Ends a hold by its id, or leaves the queue, and wakes the next waiter. `doubt`: an attempt of this
+    /// entry may still be on its way, and must not hold when it arrives.
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>>;
 
-    /// Replaces the value of a hold, unless it is broken. Made twice, it does no harm. Called only if the capabilities
-    /// declare values.
+    /// Replaces the value of a hold, unless it is broken. Made twice, it does no harm. Called only if the
+    /// capabilities declare values.
     fn set_value(&self, _entry: Arc<Entry>, _value: Arc<[u8]>) -> BoxFuture<'_, Result<Renewed, CallError>> {
         Box::pin(std::future::ready(Err(CallError::NOT_SENT)))
     }
@@ -56,7 +57,8 @@ pub struct Entry {
     pub ttl: Duration,
     /// For how long the lock stays closed after the hold's end, however it ends.
     pub keep_closed: Duration,
-    /// For how long the lock stays closed if the hold expires; the longer of this and `keep_closed` counts then.
+    /// For how long the lock stays closed if the hold expires; the longer of this and `keep_closed` counts
+    /// then.
     pub lock_delay: Duration,
 }
 
@@ -90,8 +92,8 @@ impl fmt::Display for EntryId {
 const LIMITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 
 impl Entry {
-    /// Time limit of one command: a sixth of the ttl, within `LIMITS`. A renewal that has got no answer by then is
-    /// followed by another.
+    /// Time limit of one command: a sixth of the ttl, within `LIMITS`. A renewal that has got no answer by
+    /// then is followed by another.
     pub fn limit(&self) -> Duration {
         (self.ttl / 6).clamp(LIMITS.0, LIMITS.1)
     }
@@ -107,12 +109,13 @@ impl Entry {
 pub struct Attempt {
     /// The request.
     pub entry: Arc<Entry>,
-    /// No attempt of this entry was sent before, or all were answered and left no entry and no place in a queue.
+    /// No attempt of this entry was sent before, or all were answered and left no entry and no place in a
+    /// queue.
     pub first: bool,
     /// Take a place in the queue if the lock isn't free.
     pub wait: bool,
-    /// If it holds, its entry must not expire earlier than a full ttl after this time, the latest to which the session's
-    /// deadline may go back. A full ttl from the attempt on is always enough.
+    /// If it holds, its entry must not expire earlier than a full ttl after this time, the latest to which
+    /// the session's deadline may go back. A full ttl from the attempt on is always enough.
     pub ttl_from: BootInstant,
     /// The value of the hold from its grant on; empty where the service has none.
     pub value: Box<[u8]>,
@@ -129,8 +132,8 @@ pub enum Tried {
     Granted(Granted),
     /// The lock isn't free, and the entry is in no queue.
     Busy(Busy),
-    /// The lock isn't free, and the entry waits behind `ahead` others. Try again when woken, and after `again` at the
-    /// latest.
+    /// The lock isn't free, and the entry waits behind `ahead` others. Try again when woken, and after
+    /// `again` at the latest.
     Waits {
         /// How many wait before it.
         ahead: u64,

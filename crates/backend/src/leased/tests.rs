@@ -175,8 +175,8 @@ async fn a_keep_alive_renews_what_may_hold_or_wait_and_nothing_that_ends() {
     assert_eq!(session.store.asked(), ["renew 1", "renew 2", "renew 3"]);
 }
 
-/// An entry may keep an earlier expiry, but not one before the session's deadline: that is a ttl after the latest open or
-/// keep-alive, which may still be on its way.
+/// An entry may keep an earlier expiry, but not one before the session's deadline: that is a ttl after the
+/// latest open or keep-alive, which may still be on its way.
 #[tokio::test]
 async fn an_attempt_is_told_from_when_on_its_ttl_counts() {
     let before_open = BootInstant::now();
@@ -301,7 +301,8 @@ async fn a_refusal_after_an_unanswered_try_or_in_the_queue_leaves_nothing_behind
     assert_eq!(session.store.asked(), ["attempt 2", "attempt 2", "finish 2"]);
 }
 
-/// The caller's runtime has ended and dropped the call. Its attempt may still arrive after a later one was granted.
+/// The caller's runtime has ended and dropped the call. Its attempt may still arrive after a later one was
+/// granted.
 #[tokio::test]
 async fn an_attempt_whose_call_is_dropped_leaves_its_end_in_doubt() {
     let session = Session::open().await;

@@ -1,4 +1,5 @@
-//! Delivery of a lock service's messages about entries to the sessions that own them, and to waiting acquires.
+//! Delivery of a lock service's messages about entries to the sessions that own them, and to waiting
+//! acquires.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,8 +36,8 @@ struct Listeners {
 }
 
 impl Wakes {
-    /// Delivers a message to the session of `id`. If that has no listener, it goes to the listener for all others, if
-    /// any.
+    /// Delivers a message to the session of `id`. If that has no listener, it goes to the listener for all
+    /// others, if any.
     pub fn deliver(&self, id: &EntryId, wake: Wake) {
         let listeners = self.listeners();
         let listener = listeners.sessions.get(id.session()).or(listeners.others.as_ref()).cloned();
@@ -47,7 +48,8 @@ impl Wakes {
         }
     }
 
-    /// Delivers a message to all listeners: after a lost connection was replaced, any of them may have missed one.
+    /// Delivers a message to all listeners: after a lost connection was replaced, any of them may have missed
+    /// one.
     pub fn deliver_to_all(&self, wake: Wake) {
         let listeners = self.listeners();
         let all: Vec<Listener> = listeners.sessions.values().chain(&listeners.others).cloned().collect();

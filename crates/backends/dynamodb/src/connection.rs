@@ -27,8 +27,8 @@ use super::settings::Settings;
 const LIMITS: PoolLimits = PoolLimits { shared_each: 1, total: 256, idle: Duration::from_secs(60) };
 /// Time limit for finding out region and credentials.
 const CONFIGURE: Duration = Duration::from_secs(10);
-/// Credentials that tell no expiry count as expired after this time, of which AWS's library takes 10 s off: so a hold with a ttl of
-/// 30 s outlives those that another program replaces.
+/// Credentials that tell no expiry count as expired after this time, of which AWS's library takes 10 s off:
+/// so a hold with a ttl of 30 s outlives those that another program replaces.
 const LOOK_AGAIN: Duration = Duration::from_secs(20);
 /// The codes of errors about this client's identity and permissions.
 const DENIED: [&str; 7] = [
@@ -51,8 +51,9 @@ const BUSY: [&str; 6] = [
     "TransactionConflictException",
 ];
 
-/// Longest pause after the first of those errors; half of it on average. The SDK's own repeats begin with it, too: by default they
-/// begin with a second, and the time limit of a call would end before its refusal is known.
+/// Longest pause after the first of those errors; half of it on average. The SDK's own repeats begin with it,
+/// too: by default they begin with a second, and the time limit of a call would end before its refusal is
+/// known.
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Why a call has no usable answer.
@@ -90,8 +91,9 @@ pub(super) fn client(config: &SdkConfig) -> Result<Client, BackendError> {
     Ok(Client::from_conf(config))
 }
 
-/// Connections, with the TLS library that the rest of the program uses, and by the proxy that `HTTPS_PROXY` names. An emulator
-/// without TLS is reached directly, and so are the addresses from which machines get their credentials.
+/// Connections, with the TLS library that the rest of the program uses, and by the proxy that `HTTPS_PROXY`
+/// names. An emulator without TLS is reached directly, and so are the addresses from which machines get their
+/// credentials.
 fn http_client() -> Result<SharedHttpClient, BackendError> {
     let variable = |names: [&str; 2]| names.iter().find_map(|name| std::env::var(name).ok());
     let proxy = variable(["HTTPS_PROXY", "https_proxy"]).filter(|proxy| !proxy.is_empty());
@@ -156,8 +158,8 @@ pub(super) async fn configure(settings: &Settings) -> Result<SdkConfig, BackendE
     Ok(config)
 }
 
-/// The credentials of AWS's tools, found out anew whenever they may have changed: a profile's file is rewritten, and its process called
-/// again, by programs that don't always say when their credentials expire.
+/// The credentials of AWS's tools, found out anew whenever they may have changed: a profile's file is
+/// rewritten, and its process called again, by programs that don't always say when their credentials expire.
 #[derive(Debug)]
 struct FreshCredentials {
     http_client: SharedHttpClient,

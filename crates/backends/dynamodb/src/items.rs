@@ -1,8 +1,8 @@
-//! The items of a lock: the lock's own, in the layout of other lock clients of DynamoDB, and one with its last token, which
-//! those don't know.
+//! The items of a lock: the lock's own, in the layout of other lock clients of DynamoDB, and one with its
+//! last token, which those don't know.
 //!
-//! A lock that is held shared has an owner of its own, and a map of its holders. Each renewal of one of these changes the item's
-//! version, too: to other clients it is a lock with one holder.
+//! A lock that is held shared has an owner of its own, and a map of its holders. Each renewal of one of these
+//! changes the item's version, too: to other clients it is a lock with one holder.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -27,8 +27,9 @@ pub(super) const READERS: &str = "lockkeeperReaders";
 /// The attributes of a shared holder; token, note and break are as in a lock's item.
 pub(super) const READER_VERSION: &str = "version";
 const READER_LEASE: &str = "lease";
-/// For how long an item that only a crashed holder would leave exists beyond its ttl, where items have an expiry. More than any
-/// ttl and lock-delay: the expiry that one shared holder writes must not be before the end of another's lease.
+/// For how long an item that only a crashed holder would leave exists beyond its ttl, where items have an
+/// expiry. More than any ttl and lock-delay: the expiry that one shared holder writes must not be before the
+/// end of another's lease.
 const EXPIRY: Duration = Duration::from_secs(3 * 3600);
 
 pub(super) type Item = HashMap<String, AttributeValue>;
@@ -170,14 +171,14 @@ pub(super) fn refused_name(name: &LockName) -> Option<BackendError> {
     })
 }
 
-/// The owner that an entry has in its item. It is unique, and so identifies the hold; the version does not, since every
-/// renewal changes it.
+/// The owner that an entry has in its item. It is unique, and so identifies the hold; the version does not,
+/// since every renewal changes it.
 pub(super) fn owner(entry: &EntryId) -> String {
     format!("{OWNER}{entry}")
 }
 
-/// For how long others observe a hold before they take its lock over: the ttl, and the time for which the lock is to stay closed
-/// after an expiry.
+/// For how long others observe a hold before they take its lock over: the ttl, and the time for which the
+/// lock is to stay closed after an expiry.
 pub(super) fn observed_lease(entry: &Entry) -> Duration {
     entry.ttl + entry.lock_delay
 }
@@ -197,8 +198,8 @@ fn note(attempt: &Attempt) -> AttributeValue {
     AttributeValue::S(String::from_utf8(Note::of(attempt).bytes()).unwrap_or_default())
 }
 
-/// The time at which DynamoDB may delete the item of an entry that is not renewed any more. By this machine's clock, as in the
-/// client whose layout has it: it is hours later than necessary.
+/// The time at which DynamoDB may delete the item of an entry that is not renewed any more. By this machine's
+/// clock, as in the client whose layout has it: it is hours later than necessary.
 pub(super) fn expires(entry: &Entry) -> AttributeValue {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     AttributeValue::N((now + entry.ttl + EXPIRY).as_secs().to_string())

@@ -1,8 +1,8 @@
 //! `dynamodb://`: locks in a table of Amazon DynamoDB, in the layout of other lock clients of it.
 //!
-//! A lock is an item that its holder renews by changing its version, and a second item with its last token; both are written in
-//! one transaction (`items`, `store`, `writes`). A waiter takes the lock over if the version does not change for a lease (`observed`).
-//! Sessions over such items are in `backends::leased`.
+//! A lock is an item that its holder renews by changing its version, and a second item with its last token;
+//! both are written in one transaction (`items`, `store`, `writes`). A waiter takes the lock over if the
+//! version does not change for a lease (`observed`). Sessions over such items are in `backends::leased`.
 
 mod connection;
 mod inspect;

@@ -1,5 +1,6 @@
-//! Expiry by observation. DynamoDB ends no hold: a holder renews by changing its item's version, and stops working if it
-//! could not do that for its lease. A client that has seen the same version for that long, by its own clock, may take over.
+//! Expiry by observation. DynamoDB ends no hold: a holder renews by changing its item's version, and stops
+//! working if it could not do that for its lease. A client that has seen the same version for that long, by
+//! its own clock, may take over.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -23,8 +24,8 @@ struct Observation {
 }
 
 impl Observed {
-    /// Records an item that was read. `now`: after the answer has arrived. Returns its holders, and for how long each may still
-    /// hold; zero: its lease is over.
+    /// Records an item that was read. `now`: after the answer has arrived. Returns its holders, and for how
+    /// long each may still hold; zero: its lease is over.
     pub(super) fn see<'a>(&self, item: &'a LockItem, now: BootInstant) -> Vec<(&'a str, Duration)> {
         let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if locks.len() >= LOCKS_MAX && !locks.contains_key(&item.name) {

@@ -21,7 +21,8 @@ const RENEWALS: usize = 16;
 const RENEWALS_MAX: usize = 2;
 /// Longest pause after another client's transaction was in the way; half of it on average.
 const CONFLICT: Duration = Duration::from_millis(50);
-/// Largest number of a lock's shared holders: each of their renewals writes the whole item, of at most 400 KiB at DynamoDB.
+/// Largest number of a lock's shared holders: each of their renewals writes the whole item, of at most 400
+/// KiB at DynamoDB.
 const READERS_MAX: usize = 100;
 /// How many dead shared holders a new one removes, within DynamoDB's limit for the length of a condition.
 const DEAD_MAX: usize = 10;

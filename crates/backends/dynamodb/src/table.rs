@@ -26,9 +26,11 @@ pub(super) fn lease_thread() -> Result<LeaseThread, BackendError> {
     WORKER.get("lockkeeper-dynamodb")
 }
 
-/// Creates the table of a `dynamodb://` URL, unless it exists, and checks that it suits. It is billed by request (on demand).
+/// Creates the table of a `dynamodb://` URL, unless it exists, and checks that it suits. It is billed by
+/// request (on demand).
 ///
-/// Needs the permissions `dynamodb:CreateTable` and `dynamodb:DescribeTable`. Returns whether the table was created.
+/// Needs the permissions `dynamodb:CreateTable` and `dynamodb:DescribeTable`. Returns whether the table was
+/// created.
 ///
 /// # Errors
 /// The URL is no `dynamodb://` URL, DynamoDB can't be reached or refuses, or an existing table does not suit.
@@ -51,7 +53,8 @@ pub async fn init(url: &str) -> Result<bool, ConnectError> {
     Ok(!exists)
 }
 
-/// A client for a `dynamodb://` URL, on the current runtime, with the names of the table and of its partition key.
+/// A client for a `dynamodb://` URL, on the current runtime, with the names of the table and of its partition
+/// key.
 pub async fn client(url: &str) -> Result<(Client, String, String), ConnectError> {
     let settings = settings(url)?;
     Ok((connection::client(&configure(&settings).await?)?, settings.table, settings.attributes.key))

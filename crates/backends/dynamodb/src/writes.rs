@@ -72,7 +72,8 @@ impl Change {
 }
 
 impl DynamoTable {
-    /// Takes a lock and its next token in one transaction. `seen`: the lock's item, if it has one, whose holders are gone or dead.
+    /// Takes a lock and its next token in one transaction. `seen`: the lock's item, if it has one, whose
+    /// holders are gone or dead.
     pub(super) async fn take(
         &self,
         attempt: &Attempt,
@@ -103,7 +104,8 @@ impl DynamoTable {
         Ok(taking)
     }
 
-    /// Joins the shared holders of a lock, in place of dead ones, and takes its next token, in one transaction.
+    /// Joins the shared holders of a lock, in place of dead ones, and takes its next token, in one
+    /// transaction.
     pub(super) async fn join(
         &self,
         attempt: &Attempt,
@@ -176,8 +178,8 @@ impl DynamoTable {
         }
     }
 
-    /// A change that concerns a shared holder, `#readers.#reader`. Other clients that take the lock over may leave the holders in
-    /// the item, but not their common owner.
+    /// A change that concerns a shared holder, `#readers.#reader`. Other clients that take the lock over may
+    /// leave the holders in the item, but not their common owner.
     fn of_reader(&self, name: &LockName, reader: &str, update: &str, condition: &str) -> Change {
         let condition = format!("#owner = :shared{condition}");
         Change::of(self.attributes.lock(name), update, &condition)
@@ -194,7 +196,8 @@ impl DynamoTable {
         change.name("#released", released)
     }
 
-    /// The same change, which also delays the time at which DynamoDB may delete the item. `SET` must be its first part.
+    /// The same change, which also delays the time at which DynamoDB may delete the item. `SET` must be its
+    /// first part.
     fn with_expiry(&self, mut change: Change, entry: &Entry) -> Change {
         let Some(expiry) = self.attributes.expiry else { return change };
         change.update = change.update.replacen("SET ", "SET #expiry = :expiry, ", 1);
@@ -223,8 +226,8 @@ impl DynamoTable {
         Ok(updated.attributes.and_then(|item| self.attributes.read(&item)))
     }
 
-    /// Renews a hold unless it is broken. The condition is on its owner, since a renewal without an answer may have changed the
-    /// version.
+    /// Renews a hold unless it is broken. The condition is on its owner, since a renewal without an answer
+    /// may have changed the version.
     pub(super) async fn write_renewal(&self, entry: &Entry, deadline: Instant) -> Result<(), DynamoFailure> {
         let by = owner(&entry.id);
         let change = if entry.mode == Mode::Shared {
@@ -280,15 +283,16 @@ impl DynamoTable {
             Err(failure) => matches!(failure, DynamoFailure::Answered(_)),
         };
         if is_last {
-            // If another one has joined meanwhile, the lock is not free. If this fails, the next attempt finds nobody in it.
+            // If another one has joined meanwhile, the lock is not free. If this fails, the next attempt
+            // finds nobody in it.
             let no_readers = " AND size(#readers) = :none";
             let _ = self.release_if(name, SHARED, no_readers, deadline).await;
         }
         was
     }
 
-    /// Releases the lock if it still has this owner. Returns its item before. Where the layout has an attribute for that, the item
-    /// stays, so that a repeat finds what the first one has done.
+    /// Releases the lock if it still has this owner. Returns its item before. Where the layout has an
+    /// attribute for that, the item stays, so that a repeat finds what the first one has done.
     pub(super) async fn release(
         &self,
         name: &LockName,

@@ -19,7 +19,8 @@ use super::store::{
 };
 use super::watcher::Watched;
 
-/// A waiter attempts again after this time, even if no message came: the member that it watches may be cut off.
+/// A waiter attempts again after this time, even if no message came: the member that it watches may be cut
+/// off.
 const AGAIN: std::time::Duration = std::time::Duration::from_secs(5);
 /// How many of those before a waiter are counted.
 const COUNTED: i64 = 100;
@@ -79,7 +80,8 @@ impl Inner {
             }
             // The lock isn't free, and this entry does not wait.
             (false, None) => {
-                // An earlier attempt without an answer may still create a key with this lease: then it is ended.
+                // An earlier attempt without an answer may still create a key with this lease: then it is
+                // ended.
                 if attempt.first {
                     self.leases.remove(&entry.id);
                     self.leases.keep(lease, entry.ttl);
@@ -88,8 +90,9 @@ impl Inner {
             }
         };
         if lease.renewed_at < attempt.ttl_from {
-            // Only after the transaction, which a majority has confirmed. A replaced leader may still answer this renewal; its
-            // successor then grants the lease a full ttl from a moment after the transaction.
+            // Only after the transaction, which a majority has confirmed. A replaced leader may still answer
+            // this renewal; its successor then grants the lease a full ttl from a moment after the
+            // transaction.
             match self.keep_alive(&[lease.id], deadline).await {
                 Ok(live) if live == [true] => lease.renewed_at = begun,
                 Ok(_) => return Err(EtcdFailure::Answered(NoLease)),
@@ -127,8 +130,8 @@ impl Inner {
         NotePermit::asked(&entry.name, entry.mode, in_use).map_err(EtcdFailure::Refused)
     }
 
-    /// Attempts for an entry whose key exists, by reads only: unlike the transaction that creates keys, etcd does not write these to
-    /// its log. `None` if the key does not exist any more.
+    /// Attempts for an entry whose key exists, by reads only: unlike the transaction that creates keys, etcd
+    /// does not write these to its log. `None` if the key does not exist any more.
     async fn attempt_by_reads(
         &self,
         attempt: &Attempt,
@@ -203,8 +206,8 @@ impl Inner {
         }
     }
 
-    /// Whether neither a waiter's key nor the one that it waits for has changed: so a crowd of waiters at rest reads two keys each, and
-    /// not all keys before its own.
+    /// Whether neither a waiter's key nor the one that it waits for has changed: so a crowd of waiters at
+    /// rest reads two keys each, and not all keys before its own.
     async fn is_unchanged(&self, wait: &RestingWait, deadline: Instant) -> Result<bool, EtcdFailure> {
         // A member that is cut off from the others answers comparisons alone, but no read.
         let own = RangeRequest { key: wait.own.clone(), count_only: true, ..RangeRequest::default() };
@@ -213,7 +216,8 @@ impl Inner {
         Ok(self.txn(deadline, txn).await?.succeeded)
     }
 
-    /// For what an entry waits, by the keys before its own. A request for a permit takes its slot if it waits for nothing.
+    /// For what an entry waits, by the keys before its own. A request for a permit takes its slot if it waits
+    /// for nothing.
     async fn awaited(
         &self,
         attempt: &Attempt,
@@ -317,7 +321,8 @@ pub(super) fn permit_of(key: &KeyValue) -> Option<NotePermit> {
     Note::read(&key.value)?.permit
 }
 
-/// The transaction of an attempt. Its answers: the own key, unless it was created just now, and the lock's first key.
+/// The transaction of an attempt. Its answers: the own key, unless it was created just now, and the lock's
+/// first key.
 fn take(attempt: &Attempt, folder: &str, own: &[u8], lease: i64, note: &Note) -> TxnRequest {
     let put = PutRequest { key: own.to_vec(), value: note.bytes(), lease, ..PutRequest::default() };
     let absent = match attempt.wait || note.permit.is_some() {

@@ -15,7 +15,8 @@ use super::api::{WatchCreateRequest, WatchRequest, WatchResponse};
 use super::connection::{EtcdFailure, failure};
 use super::store::Inner;
 
-/// Begins to follow the changes of the keys of the locks at and below `prefix`. The future that it returns ends with the stream of messages.
+/// Begins to follow the changes of the keys of the locks at and below `prefix`. The future that it returns
+/// ends with the stream of messages.
 pub(super) async fn follow(
     inner: Arc<Inner>,
     prefix: Option<LockName>,

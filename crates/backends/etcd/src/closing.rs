@@ -1,8 +1,9 @@
 //! Locks that stay closed after a hold: the holder's key gets another lease, and is deleted with that.
 //!
-//! A key keeps its place in the queue if its lease is replaced. While an entry holds, its key has a lease that is longer than the ttl by
-//! the time for which the lock is to stay closed after an expiry; with its release it gets one for the rest. A waiter's key has
-//! a lease for its ttl only: a dead waiter closes nothing.
+//! A key keeps its place in the queue if its lease is replaced. While an entry holds, its key has a lease
+//! that is longer than the ttl by the time for which the lock is to stay closed after an expiry; with its
+//! release it gets one for the rest. A waiter's key has a lease for its ttl only: a dead waiter closes
+//! nothing.
 
 use std::time::Duration;
 
@@ -82,8 +83,8 @@ impl Inner {
         })
     }
 
-    /// Replaces the value of an entry's key, unless `change` returns none, and its lease if another is given. Returns the key's
-    /// state before.
+    /// Replaces the value of an entry's key, unless `change` returns none, and its lease if another is given.
+    /// Returns the key's state before.
     pub(super) async fn rewrite(
         &self,
         entry: &Entry,

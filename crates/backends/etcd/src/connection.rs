@@ -1,7 +1,8 @@
-//! Connections to the members of a cluster, and calls on them. Errors report whether the call may have arrived (P12).
+//! Connections to the members of a cluster, and calls on them. Errors report whether the call may have
+//! arrived (P12).
 //!
-//! Each runtime has one connection, to one member. A member that does not answer is replaced by the next one of the URL:
-//! it may be cut off from the others, and then it answers nothing that needs a majority.
+//! Each runtime has one connection, to one member. A member that does not answer is replaced by the next one
+//! of the URL: it may be cut off from the others, and then it answers nothing that needs a majority.
 
 use std::mem;
 use std::sync::Arc;
@@ -75,9 +76,9 @@ impl Link {
         self.pool.trouble()
     }
 
-    /// Calls the member of the current runtime's connection with a message. If there is no answer, for whatever reason, this
-    /// connection is not used again. If the member does not accept the login any more, nothing was done: the call is repeated
-    /// on another connection, which logs in again.
+    /// Calls the member of the current runtime's connection with a message. If there is no answer, for
+    /// whatever reason, this connection is not used again. If the member does not accept the login any more,
+    /// nothing was done: the call is repeated on another connection, which logs in again.
     pub(super) async fn call<M: Clone, T>(
         &self,
         deadline: Instant,
@@ -125,8 +126,8 @@ impl Link {
     }
 }
 
-/// Whether nothing was done because the member does not accept the connection's login any more: its token has expired, users were
-/// changed since (with tokens of JWT), or logins are required only now.
+/// Whether nothing was done because the member does not accept the connection's login any more: its token has
+/// expired, users were changed since (with tokens of JWT), or logins are required only now.
 fn wants_login(status: &Status) -> bool {
     let outdated = ["revision of auth store is old", "user name is empty"];
     match status.code() {
@@ -136,8 +137,8 @@ fn wants_login(status: &Status) -> bool {
     }
 }
 
-/// What members answer without having done anything, and which passes by itself. What all else means is decided by the code of the
-/// error.
+/// What members answer without having done anything, and which passes by itself. What all else means is
+/// decided by the code of the error.
 fn passes(status: &Status) -> bool {
     wants_login(status) || status.message().contains("too many requests")
 }
@@ -199,7 +200,8 @@ impl MemberConnection {
         WatchClient::new(self.channel.clone())
     }
 
-    /// A request for a stream that ends if the member loses its leader: one that is cut off from the others would send nothing.
+    /// A request for a stream that ends if the member loses its leader: one that is cut off from the others
+    /// would send nothing.
     pub(super) fn request_with_leader<T>(&self, message: T) -> Request<T> {
         let mut request = self.request(message);
         request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
@@ -295,7 +297,8 @@ async fn open(
         let login = AuthenticateRequest { name: user.clone(), password: password.reveal() };
         match AuthClient::new(connection.channel.clone()).authenticate(login).await {
             Ok(answer) => connection.token = answer.into_inner().token.parse().ok(),
-            // Logins are not required (`etcdctl auth disable`). Once they are, calls fail, and the next connection logs in.
+            // Logins are not required (`etcdctl auth disable`). Once they are, calls fail, and the next
+            // connection logs in.
             Err(status) if status.message().contains("authentication is not enabled") => {}
             Err(status) => return Err(status.into()),
         }

@@ -82,7 +82,8 @@ impl Inner {
         self.with_closed(info(name, &folder, keys.iter(), held, count), &keys).await
     }
 
-    /// Finds which holds have ended, while their lock stays closed. `keys`: those of the holders that are shown, at the least.
+    /// Finds which holds have ended, while their lock stays closed. `keys`: those of the holders that are
+    /// shown, at the least.
     async fn with_closed(&self, mut info: LockInfo, keys: &[KeyValue]) -> Result<LockInfo, BackendError> {
         for (holder, key) in info.holders.iter_mut().zip(keys) {
             if let Some(left) = self.closed_for(key).await? {
@@ -265,7 +266,8 @@ fn revocation(held: &KeyValue, order: &BreakOrder) -> Result<Vec<RequestOp>, Bac
     ])
 }
 
-/// How many of a lock's first keys hold it: the first, or all shared ones up to the first other one, or all with a permit.
+/// How many of a lock's first keys hold it: the first, or all shared ones up to the first other one, or all
+/// with a permit.
 fn holders(folder: &str, keys: &[KeyValue]) -> usize {
     let is_shared = |key: &&KeyValue| kind(folder, &key.key) == ModeKind::Shared;
     match keys.first().map(|first| kind(folder, &first.key)) {

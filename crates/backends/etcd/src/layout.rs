@@ -1,10 +1,11 @@
-//! Keys and values, in the layout of etcd's own locks (`concurrency.Mutex`, `etcdctl lock`, the lock service): below
-//! `LOCK/`, each client that holds or waits has the key `LOCK/LEASE`, with the id of its lease in hexadecimal. The key
-//! that was created first holds the lock. The key of a shared request is `LOCK/~LEASE`, so that it is behind all keys of exclusive ones:
-//! it holds if no exclusive one was created before it. Other clients of etcd wait for it as for any other.
+//! Keys and values, in the layout of etcd's own locks (`concurrency.Mutex`, `etcdctl lock`, the lock
+//! service): below `LOCK/`, each client that holds or waits has the key `LOCK/LEASE`, with the id of its
+//! lease in hexadecimal. The key that was created first holds the lock. The key of a shared request is
+//! `LOCK/~LEASE`, so that it is behind all keys of exclusive ones: it holds if no exclusive one was created
+//! before it. Other clients of etcd wait for it as for any other.
 //!
-//! etcd's `LOCK/` is a prefix: in its own layout, which `?layout=plain` selects, the keys of lock `a/b` are among those of
-//! lock `a`, which thus waits for it. Without that parameter a `/` in a name is encoded.
+//! etcd's `LOCK/` is a prefix: in its own layout, which `?layout=plain` selects, the keys of lock `a/b` are
+//! among those of lock `a`, which thus waits for it. Without that parameter a `/` in a name is encoded.
 
 use lockkeeper_core::{LockName, Mode, ModeKind};
 
@@ -51,11 +52,13 @@ impl Layout {
         }
     }
 
-    /// A range of all keys of the locks at and below a name, and perhaps of others: its begin, and the key behind it.
+    /// A range of all keys of the locks at and below a name, and perhaps of others: its begin, and the key
+    /// behind it.
     pub(super) fn below(&self, name: Option<&LockName>) -> (Vec<u8>, Vec<u8>) {
         let Some(name) = name else { return self.all() };
         let folder = self.folder(name).into_bytes();
-        // Without the last `/`: behind it, a name below continues with another character where names are encoded.
+        // Without the last `/`: behind it, a name below continues with another character where names are
+        // encoded.
         let begin = folder[..folder.len() - 1].to_vec();
         (begin.clone(), behind(&begin))
     }

@@ -1,5 +1,6 @@
-//! The leases of a client's entries. Each entry has one of its own, since two clients of one lock under one lease would
-//! have the same key. The lease of an entry that has ended serves the next one: a new lease costs a write to disk.
+//! The leases of a client's entries. Each entry has one of its own, since two clients of one lock under one
+//! lease would have the same key. The lease of an entry that has ended serves the next one: a new lease costs
+//! a write to disk.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,7 +24,8 @@ pub(super) struct EntryLease {
     /// The key's create revision, once an attempt was answered: the token.
     pub(super) revision: Option<i64>,
     pub(super) holds: bool,
-    /// The longer lease that the key has while it holds, or may have by now, if the lock is to stay closed after an expiry.
+    /// The longer lease that the key has while it holds, or may have by now, if the lock is to stay closed
+    /// after an expiry.
     pub(super) closing: Option<i64>,
 }
 
@@ -87,9 +89,9 @@ impl Leases {
         self.state().of_entries.get(entry).copied()
     }
 
-    /// The entry's lease, to end the entry with it. If it has none, the entry is ended by this. If the lease itself may have to be
-    /// ended (`doubt`, or its key is unknown), it serves no other entry: the attempt that is still under way may give it back, but the
-    /// call that ends it may arrive after that.
+    /// The entry's lease, to end the entry with it. If it has none, the entry is ended by this. If the lease
+    /// itself may have to be ended (`doubt`, or its key is unknown), it serves no other entry: the attempt
+    /// that is still under way may give it back, but the call that ends it may arrive after that.
     pub(super) fn of_ending(&self, entry: &Entry, doubt: bool, now: BootInstant) -> Option<EntryLease> {
         let mut state = self.state();
         let lease = state.of_entries.get(&entry.id).copied();
@@ -156,7 +158,8 @@ impl Leases {
         state.of_entries.remove(entry)
     }
 
-    /// Keeps the lease of an ended entry, whose key is deleted for certain, for as long as it has a third of its ttl left.
+    /// Keeps the lease of an ended entry, whose key is deleted for certain, for as long as it has a third of
+    /// its ttl left.
     pub(super) fn keep(&self, lease: EntryLease, ttl: Duration) {
         let mut state = self.state();
         let EntryLease { id, renewed_at, .. } = lease;

@@ -1,8 +1,8 @@
 //! `etcd://`: locks of an etcd cluster, in the layout of etcd's own locks.
 //!
-//! Each request has a lease, and a key with that lease below the lock's prefix ([`layout`], [`leases`]); the key that was
-//! created first holds the lock ([`attempt`], [`store`]). Waiters watch the key before theirs ([`watcher`]). Sessions over such keys are in
-//! [`leased`](lockkeeper_backend::leased).
+//! Each request has a lease, and a key with that lease below the lock's prefix ([`layout`], [`leases`]); the
+//! key that was created first holds the lock ([`attempt`], [`store`]). Waiters watch the key before theirs
+//! ([`watcher`]). Sessions over such keys are in [`leased`](lockkeeper_backend::leased).
 
 mod attempt;
 mod changes;

@@ -193,8 +193,8 @@ impl Inner {
         Ok(leases.iter().map(|lease| lease.and_then(|_| states.next()).unwrap_or(Renewed::Gone)).collect())
     }
 
-    /// An attempt was refused, after it may have created its key. While the key may exist, the entry's lease stays known: an attempt
-    /// with another lease would queue behind that key. A waiter keeps its place.
+    /// An attempt was refused, after it may have created its key. While the key may exist, the entry's lease
+    /// stays known: an attempt with another lease would queue behind that key. A waiter keeps its place.
     async fn refused(&self, attempt: &Attempt, error: BackendError) -> Result<Tried, CallError> {
         let entry = &attempt.entry;
         let Some(lease) = self.leases.of(&entry.id) else { return Ok(Tried::Refused(error)) };
@@ -298,7 +298,8 @@ pub(super) fn unchanged(key: &KeyValue) -> Compare {
     }
 }
 
-/// Writes the value of a key, with another lease or the one that it has, if it was not written since it was read.
+/// Writes the value of a key, with another lease or the one that it has, if it was not written since it was
+/// read.
 pub(super) fn put_unchanged(key: &KeyValue, note: &Note, lease: Option<i64>) -> TxnRequest {
     let put = PutRequest {
         key: key.key.clone(),

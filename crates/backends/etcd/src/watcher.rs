@@ -1,11 +1,11 @@
 //! Watches the keys that this client's waiters wait for, and its wake key, on one stream.
 //!
-//! A watch begins at the revision of the member at that time. A watch that began at an earlier revision would get its first
-//! events only every 100 ms: etcd collects the watches that lag. The key may have been deleted before the watch began, so
-//! its waiter attempts once more as soon as it has begun.
+//! A watch begins at the revision of the member at that time. A watch that began at an earlier revision would
+//! get its first events only every 100 ms: etcd collects the watches that lag. The key may have been deleted
+//! before the watch began, so its waiter attempts once more as soon as it has begun.
 //!
-//! If something is written just as the watch begins, the watch lags from the start. The first in a queue therefore attempt a
-//! few more times while etcd may still be collecting it ([`LOOKS`]).
+//! If something is written just as the watch begins, the watch lags from the start. The first in a queue
+//! therefore attempt a few more times while etcd may still be collecting it ([`LOOKS`]).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +27,8 @@ use super::layout::wake_key;
 const PAUSE: Duration = Duration::from_millis(100);
 /// The same after the end of a login: another costs the member the hash of the password.
 const LOGIN_PAUSE: Duration = Duration::from_secs(2);
-/// The pauses between the first attempts of the first in a queue, in milliseconds: together longer than those 100.
+/// The pauses between the first attempts of the first in a queue, in milliseconds: together longer than
+/// those 100.
 const LOOKS: [u64; 5] = [5, 10, 20, 40, 80];
 /// The id of the watch of the wake key. Entries have higher ones.
 const WAKE_ID: i64 = 1;
@@ -36,7 +37,8 @@ const WAKE_ID: i64 = 1;
 pub(super) struct KeyWatcher(UnboundedSender<Order>);
 
 enum Order {
-    /// Replaces the entry's earlier watch. `is_near`: its turn may come while etcd still collects it ([`LOOKS`]).
+    /// Replaces the entry's earlier watch. `is_near`: its turn may come while etcd still collects it
+    /// ([`LOOKS`]).
     Watch {
         entry: EntryId,
         watched: Watched,
@@ -146,8 +148,8 @@ async fn watch(
                         None => return,
                     },
                     answer = stream.message() => match answer {
-                        // The watch was not begun, since the stream's login has ended (of later versions without the watch's
-                        // id). The next stream has another.
+                        // The watch was not begun, since the stream's login has ended (of later versions
+                        // without the watch's id). The next stream has another.
                         Ok(Some(answer)) if answer.watch_id < 0 || answer.created && answer.canceled => {
                             connection.discard();
                             pause = LOGIN_PAUSE;
@@ -252,7 +254,8 @@ impl Watches {
         }
         let Some(entry) = self.by_id.get(&answer.watch_id).cloned() else { return };
         if answer.canceled {
-            // For example, the member has compacted the revision at which it began. The next attempt watches again.
+            // For example, the member has compacted the revision at which it began. The next attempt watches
+            // again.
             self.by_id.remove(&answer.watch_id);
             self.of_entries.remove(&entry);
         }

@@ -1,7 +1,7 @@
 //! An acquire: one name after another, each in steps under its record's flock, with waits in between.
 //!
-//! A step never awaits, so an acquire's future can only be dropped between two steps. A `Finish` can always clean up
-//! what the steps so far have done.
+//! A step never awaits, so an acquire's future can only be dropped between two steps. A `Finish` can always
+//! clean up what the steps so far have done.
 
 use std::fs::File;
 use std::future::Future;
@@ -22,11 +22,11 @@ use super::session::{FileRequest, FileSession};
 use super::state::is_held;
 use super::{finish, reactor, unsupported_subtree};
 
-/// A waiter checks again after at most this time, in case every wake-up was lost: their sender was stopped, or the pipe
-/// was full.
+/// A waiter checks again after at most this time, in case every wake-up was lost: their sender was stopped,
+/// or the pipe was full.
 const SAFETY_NET: Duration = Duration::from_secs(4);
-/// Shortest and longest interval between attempts while a program other than Lockkeeper has flocked the hold file: its
-/// unlock sends no event.
+/// Shortest and longest interval between attempts while a program other than Lockkeeper has flocked the hold
+/// file: its unlock sends no event.
 const FOREIGN_POLL_MIN: Duration = Duration::from_millis(1);
 const FOREIGN_POLL_MAX: Duration = Duration::from_millis(250);
 
@@ -170,8 +170,8 @@ async fn settle(session: &Arc<FileSession>, request: &Arc<FileRequest>) -> Resul
     Ok(Answer::Granted(Granted { token: Some(told), permits }))
 }
 
-/// One step for the name at `index`: adds the request to the record if it is not there yet, and takes the flock if the
-/// record has granted it. Otherwise ends dead sessions in its way, or returns what it waits for.
+/// One step for the name at `index`: adds the request to the record if it is not there yet, and takes the
+/// flock if the record has granted it. Otherwise ends dead sessions in its way, or returns what it waits for.
 fn step(
     session: &FileSession,
     request: &Arc<FileRequest>,
@@ -189,8 +189,8 @@ fn step(
         // A request that was granted once is never queued again without the holder's knowledge.
         None if progress.granted => return Ok(AcquireStep::Over),
         None => {
-            // The request is new, or its entry was lost with a damaged record; it is added to the record, in the latter
-            // case again.
+            // The request is new, or its entry was lost with a damaged record; it is added to the record, in
+            // the latter case again.
             if let Some(lost) = progress.parts[index].seq {
                 session.leave(lost);
             }
@@ -214,7 +214,8 @@ fn step(
             let part = &mut progress.parts[index];
             part.permit = permit_of(record, &found);
             return Ok(match found.phase {
-                // A retry (P7-a): the flock is held already, on a file that excludes others only while it is there.
+                // A retry (P7-a): the flock is held already, on a file that excludes others only while it is
+                // there.
                 Phase::Held { .. } if !part.hold_is_there(&session.store, &request.names[index]) => {
                     AcquireStep::Over
                 }
@@ -233,7 +234,8 @@ fn step(
             });
         }
         let watched = record.state().watched().remove(&owner).unwrap_or_default();
-        // Holders are checked too: the waiter before this one, which watches them, may be stopped and miss their end.
+        // Holders are checked too: the waiter before this one, which watches them, may be stopped and miss
+        // their end.
         let whom: Vec<SessionId> = watched.iter().copied().chain(holders(record.state())).collect();
         let mut looked = look(&session.store, record, Some(tag), whom)?;
         if looked.is_clean() {
@@ -246,8 +248,9 @@ fn step(
     }
 }
 
-/// Applies the acquire to the table. If it is not granted at once, the sessions of the holders and of the last waiter
-/// (of all waiters, for an acquire that does not wait) are checked first, dead ones are ended, and it is applied again.
+/// Applies the acquire to the table. If it is not granted at once, the sessions of the holders and of the
+/// last waiter (of all waiters, for an acquire that does not wait) are checked first, dead ones are ended,
+/// and it is applied again.
 fn enter(
     session: &FileSession,
     request: &FileRequest,

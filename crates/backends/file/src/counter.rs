@@ -1,10 +1,12 @@
 //! The token counter of one directory: crash-safe, and never below a token that was issued.
 //!
-//! One preallocated file of two 512-byte sectors, each a checksummed slot, written alternately with one fdatasync each.
-//! When a token is issued, the older slot is at most 1 below it. So if only one slot is valid, the counter is read as
-//! that slot's value + 1: no token is issued twice, even if the newest slot was torn.
+//! One preallocated file of two 512-byte sectors, each a checksummed slot, written alternately with one
+//! fdatasync each. When a token is issued, the older slot is at most 1 below it. So if only one slot is
+//! valid, the counter is read as that slot's value + 1: no token is issued twice, even if the newest slot was
+//! torn.
 //!
-//! A counter file that was deleted or replaced issues no token: others would issue the same ones from its successor (P2).
+//! A counter file that was deleted or replaced issues no token: others would issue the same ones from its
+//! successor (P2).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -102,7 +104,8 @@ impl Counter {
         is_at(&self.dir, NAME, &self.file)
     }
 
-    /// The highest token that may have been issued from this file, also after its deletion; 0 if it can't be read.
+    /// The highest token that may have been issued from this file, also after its deletion; 0 if it can't be
+    /// read.
     pub(super) fn highest(&self) -> u64 {
         self.bytes().ok().and_then(|bytes| read(&bytes)).map_or(0, |reading| reading.value)
     }
@@ -110,8 +113,8 @@ impl Counter {
     /// Locks the counter and reads it.
     ///
     /// # Errors
-    /// It was deleted or replaced; neither slot is valid; the file is unreachable; it is locked by a process that was stopped in its critical
-    /// section.
+    /// It was deleted or replaced; neither slot is valid; the file is unreachable; it is locked by a process
+    /// that was stopped in its critical section.
     pub(super) fn lock(&self) -> Result<LockedCounter<'_>, OsError> {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let mut backoff = Backoff::new();
@@ -187,7 +190,8 @@ impl LockedCounter<'_> {
         if value <= reading.newest.value {
             return Ok(());
         }
-        // A raise by more than 1: first write `value - 1`, so that a single valid slot is never more than 1 too low.
+        // A raise by more than 1: first write `value - 1`, so that a single valid slot is never more than 1
+        // too low.
         if value - reading.newest.value > 1 {
             self.write(value - 1)?;
         }

@@ -60,7 +60,8 @@ async fn forget(session: &FileSession, name: &LockName) -> Result<(), OsError> {
     }
 }
 
-/// The end to report for a request for several names: the worst of the ends of its parts. `a` is the worst so far.
+/// The end to report for a request for several names: the worst of the ends of its parts. `a` is the worst so
+/// far.
 fn worse(a: Option<End>, b: End) -> End {
     let badness = |end: &End| match end {
         End::Broken => 3,
@@ -83,8 +84,8 @@ fn end_part(
     let Some(seq) = part.seq else { return Ok(End::Gone) };
     // A hold whose file was deleted or replaced has excluded nobody since then.
     let excluded = part.hold_is_there(&session.store, &request.names[index]);
-    // For a part that has no entry in a record: the record was damaged, and an operator deleted it. Since then only the
-    // flock has excluded others.
+    // For a part that has no entry in a record: the record was damaged, and an operator deleted it. Since
+    // then only the flock has excluded others.
     let forgotten = if part.hold.is_some() && excluded { End::Released } else { End::Gone };
     let Some(mut record) = record else {
         if let Some(hold) = &part.hold {
@@ -110,8 +111,8 @@ fn end_part(
         |table, effects| {
             if let (Phase::Held { token, .. } | Phase::Revoked { token, .. }, false) = (&found.phase, granted)
             {
-                // The grant was never returned to the client: nothing was done under it that `keep_closed` must protect
-                // (B2).
+                // The grant was never returned to the client: nothing was done under it that `keep_closed`
+                // must protect (B2).
                 let order =
                     Break { name: name.clone(), token: *token, reason: "".into(), by: "".into(), now: true };
                 let _ = table.apply_whole(Command::Break(order), effects);
@@ -130,8 +131,8 @@ fn end_part(
     })
 }
 
-/// Ends a session with all its requests. If a record cannot be updated, other processes find the session dead by its
-/// file.
+/// Ends a session with all its requests. If a record cannot be updated, other processes find the session dead
+/// by its file.
 pub(super) async fn close(session: &FileSession) {
     for request in session.requests() {
         request.call_off();

@@ -1,7 +1,7 @@
 //! Filesystem types that cannot carry locks.
 
-/// `statfs` type numbers, and whether `?fuse=allow` permits the type. From `linux/magic.h` and the filesystems' own
-/// sources.
+/// `statfs` type numbers, and whether `?fuse=allow` permits the type. From `linux/magic.h` and the
+/// filesystems' own sources.
 const NETWORK: &[(u64, &str, bool)] = &[
     (0x6969, "NFS", false),
     (0x517b, "SMB", false),

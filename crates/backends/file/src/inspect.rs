@@ -13,8 +13,8 @@ use super::store::FileStore;
 
 /// Maximum number of waiters in an inspection.
 const WAITERS_SHOWN: usize = 100;
-/// All holds and no waiters. Sizes are not limited: a record has one lock only, and only this process waits for the
-/// answer.
+/// All holds and no waiters. Sizes are not limited: a record has one lock only, and only this process waits
+/// for the answer.
 const EVERY_HOLD: Page = Page { after: None, holds_max: usize::MAX, bytes_max: usize::MAX, waiters_max: 0 };
 
 pub(super) async fn inspect(store: Arc<FileStore>, name: LockName) -> Result<LockInfo, OsError> {
@@ -74,7 +74,8 @@ pub(super) async fn check_token(
     let mut record = Record::open(&store, &name).await?;
     reap_all(&store, &mut record)?;
     let table = record.table()?;
-    // `token` is compared with the tokens that were returned to the holders. These may differ from the table's.
+    // `token` is compared with the tokens that were returned to the holders. These may differ from the
+    // table's.
     let held = table.describe(&name, EVERY_HOLD).holds.into_iter();
     let held = held.filter(|hold| hold.state == lockkeeper_core::HoldState::Held);
     let mut live: Vec<Token> = held.map(|hold| record.state().told_token(hold.token)).collect();

@@ -1,22 +1,23 @@
 //! `file:///dir`: locks between the processes of one host, held by the kernel.
 //!
-//! A hold is a flock. It ends when its holder releases it, or by the kernel when the holder's process ends for any
-//! reason; there is no ttl, and a stopped holder keeps its lock. Beside the flocked file (the *hold file*), each lock
-//! in use has a small *record* file. It contains a `lockkeeper_core::Table` for this one lock, so that order, modes,
-//! permits, closed holds and breaks follow the same rules as in other backends. Tokens come from one crash-safe counter
-//! of the directory.
+//! A hold is a flock. It ends when its holder releases it, or by the kernel when the holder's process ends
+//! for any reason; there is no ttl, and a stopped holder keeps its lock. Beside the flocked file (the *hold
+//! file*), each lock in use has a small *record* file. It contains a `lockkeeper_core::Table` for this one
+//! lock, so that order, modes, permits, closed holds and breaks follow the same rules as in other backends.
+//! Tokens come from one crash-safe counter of the directory.
 //!
-//! `docs/backends/file.md` is the page for users: guarantees, layout, behaviour in a crash. Reading order here: `store`
-//! (the directory), `counter`, `slots`, `state` and `record` (the files), `session_file` (liveness), `session`,
-//! `acquire`, `finish` (the calls), `inspect`.
+//! `docs/backends/file.md` is the page for users: guarantees, layout, behaviour in a crash. Reading order
+//! here: `store` (the directory), `counter`, `slots`, `state` and `record` (the files), `session_file`
+//! (liveness), `session`, `acquire`, `finish` (the calls), `inspect`.
 //!
 //! Notes on the design:
-//! - Short flocks (record, counter) are tried in a loop with random pauses instead of a blocking call. So if a process
-//!   is stopped while it has such a flock, others get an error after some seconds instead of hanging.
-//! - A hold file created by this backend has the sticky bit and is removed with its lock; one created by a user stays,
-//!   so that `flock(1)` can share it (see the page).
-//! - A request for several names acquires them one by one in byte order. The highest of the tokens granted for its
-//!   names is the token of the request, and the records of the other names store it too.
+//! - Short flocks (record, counter) are tried in a loop with random pauses instead of a blocking call. So if
+//!   a process is stopped while it has such a flock, others get an error after some seconds instead of
+//!   hanging.
+//! - A hold file created by this backend has the sticky bit and is removed with its lock; one created by a
+//!   user stays, so that `flock(1)` can share it (see the page).
+//! - A request for several names acquires them one by one in byte order. The highest of the tokens granted
+//!   for its names is the token of the request, and the records of the other names store it too.
 
 mod acquire;
 mod counter;
@@ -128,8 +129,8 @@ impl FileBackend {
     /// Opens `file:///dir?tokens_above=N&fuse=allow`, and creates the directory if it is missing.
     ///
     /// # Errors
-    /// An invalid URL; a directory that cannot carry locks, is not writable, is damaged, or was made by a newer
-    /// program.
+    /// An invalid URL; a directory that cannot carry locks, is not writable, is damaged, or was made by a
+    /// newer program.
     fn open(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
         url.only_parameters(&["tokens_above", "fuse"])?;
         if let Some(host) = url.hosts.first() {
@@ -179,8 +180,8 @@ impl FileBackend {
 }
 
 impl FileShared {
-    /// The directory at the path. If it or its counter was deleted, a new one is created, with tokens above all those seen
-    /// in the old one.
+    /// The directory at the path. If it or its counter was deleted, a new one is created, with tokens above
+    /// all those seen in the old one.
     fn store(&self) -> Result<Arc<FileStore>, OsError> {
         let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
         if !store.is_current() {

@@ -1,6 +1,7 @@
 //! Encoding of lock names as file names.
 //!
-//! The encoding is injective and never contains a dot, so `NAME.hold` and `NAME.slot3` cannot belong to another lock.
+//! The encoding is injective and never contains a dot, so `NAME.hold` and `NAME.slot3` cannot belong to
+//! another lock.
 
 use hmac_sha256::Hash;
 use lockkeeper_core::{LockName, Slot};

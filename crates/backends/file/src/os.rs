@@ -19,8 +19,8 @@ use nix::unistd::UnlinkatFlags;
 pub(super) enum OsError {
     /// The directory was deleted or replaced while in use.
     Gone,
-    /// Another process has held a short lock for longer than [`SHORT_LOCK_PATIENCE`]: it was stopped in its critical
-    /// section.
+    /// Another process has held a short lock for longer than [`SHORT_LOCK_PATIENCE`]: it was stopped in its
+    /// critical section.
     Stuck(BackendError),
     /// Any other error.
     Error(BackendError),
@@ -44,8 +44,8 @@ impl From<OsError> for BackendError {
     }
 }
 
-/// Limit for waiting until another process unlocks a record or the counter: the critical section takes well under a
-/// millisecond, so the process must have been stopped inside it.
+/// Limit for waiting until another process unlocks a record or the counter: the critical section takes well
+/// under a millisecond, so the process must have been stopped inside it.
 pub(super) const SHORT_LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Explains a failed call on `path` in one line.
@@ -88,8 +88,8 @@ pub(super) fn unflock(file: &File) -> io::Result<()> {
     flock(file, FlockArg::Unlock).map_err(io::Error::from)
 }
 
-// Not nix's `Flock`, which unlocks when it is dropped: a hold inherited by a child must outlive this process, so only
-// the kernel may end it, at the last close.
+// Not nix's `Flock`, which unlocks when it is dropped: a hold inherited by a child must outlive this process,
+// so only the kernel may end it, at the last close.
 #[allow(deprecated)]
 fn flock(file: &File, how: FlockArg) -> nix::Result<()> {
     use std::os::fd::AsRawFd;
@@ -112,8 +112,8 @@ impl Backoff {
         Self { tries: 0, waited: Duration::ZERO }
     }
 
-    /// The next pause; `None` once [`SHORT_LOCK_PATIENCE`] is used up. Pauses are random, so that no process misses
-    /// each of the moments at which the flock is free.
+    /// The next pause; `None` once [`SHORT_LOCK_PATIENCE`] is used up. Pauses are random, so that no process
+    /// misses each of the moments at which the flock is free.
     pub(super) fn next(&mut self) -> Option<Duration> {
         if self.waited >= SHORT_LOCK_PATIENCE {
             return None;
@@ -138,7 +138,8 @@ pub(super) fn open_at(dir: &File, name: &str, flags: OFlag) -> io::Result<File> 
     Ok(File::from(fd))
 }
 
-/// Opens a file for reading and writing, or creates it with exactly these permission bits, regardless of the umask.
+/// Opens a file for reading and writing, or creates it with exactly these permission bits, regardless of the
+/// umask.
 pub(super) fn open_or_create_at(dir: &File, name: &str, mode: u32) -> io::Result<File> {
     if mode & 0o077 == 0 {
         // Permissions for the owner only: no usual umask affects them, and one call opens or creates.
@@ -200,7 +201,8 @@ pub(super) fn boot_id() -> [u8; 16] {
     *ID.get_or_init(|| {
         let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-        // Without that file, each process counts as a boot of its own: closed holds then last longer, never shorter.
+        // Without that file, each process counts as a boot of its own: closed holds then last longer, never
+        // shorter.
         u128::from_str_radix(&digits, 16).map_or_else(|_| random_id(), u128::to_be_bytes)
     })
 }

@@ -1,7 +1,7 @@
 //! One thread of the process that turns events of descriptors and timers into wake-ups.
 //!
-//! So waiting works on any runtime of the caller, also one without timers. The thread also runs the tasks that read the
-//! sessions' pipes, but no code of the library's users.
+//! So waiting works on any runtime of the caller, also one without timers. The thread also runs the tasks
+//! that read the sessions' pipes, but no code of the library's users.
 
 use std::fs::File;
 use std::future::Future;

@@ -1,7 +1,7 @@
 //! Finds dead sessions, whose files are no longer flocked, and closed holds whose time is over.
 //!
-//! Each process checks only the record (the state file of one lock) that it is about to use; there is no background
-//! process for all records.
+//! Each process checks only the record (the state file of one lock) that it is about to use; there is no
+//! background process for all records.
 
 use std::collections::BTreeMap;
 use std::fs::File;

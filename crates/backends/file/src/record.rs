@@ -1,8 +1,8 @@
-//! The record of one lock: a `lockkeeper_core::Table` for this lock alone, read, changed and written under a short
-//! flock.
+//! The record of one lock: a `lockkeeper_core::Table` for this lock alone, read, changed and written under a
+//! short flock.
 //!
-//! All grant rules are the table's. Added here: the mapping of sessions to files, the start times of holds, tokens from
-//! the directory's counter, and the wake-ups caused by a change.
+//! All grant rules are the table's. Added here: the mapping of sessions to files, the start times of holds,
+//! tokens from the directory's counter, and the wake-ups caused by a change.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,8 +24,8 @@ use super::state::{HoldNote, RecordState, is_held, is_idle, slots_of};
 use super::store::FileStore;
 use super::{names, reactor};
 
-/// Mode bit of a hold file created by this backend, which is removed with its lock. A hold file created by a user lacks
-/// it and stays.
+/// Mode bit of a hold file created by this backend, which is removed with its lock. A hold file created by a
+/// user lacks it and stays.
 const OURS: u32 = 0o1000;
 
 /// A record, locked by its flock.
@@ -50,8 +50,8 @@ impl Record {
     /// Locks the record of a name; creates it if it is missing.
     ///
     /// # Errors
-    /// The record is damaged, belongs to another name, or can't be opened; the directory is gone; or the record is
-    /// locked by a process that was stopped in its critical section.
+    /// The record is damaged, belongs to another name, or can't be opened; the directory is gone; or the
+    /// record is locked by a process that was stopped in its critical section.
     pub(super) async fn open(store: &Arc<FileStore>, name: &LockName) -> Result<Self, OsError> {
         let stem = names::stem(name);
         let open = || open_or_create_at(&store.locks, &stem, store.file_mode);
@@ -88,8 +88,8 @@ impl Record {
         current: Option<Current>,
         mut state: RecordState,
     ) -> Self {
-        // A hold that was closed before a reboot has its time on the clock of an earlier boot, so its full delay starts
-        // again now.
+        // A hold that was closed before a reboot has its time on the clock of an earlier boot, so its full
+        // delay starts again now.
         let mut dirty = false;
         for request in &state.table.requests {
             if let Phase::Closed { token, .. } = request.phase
@@ -123,17 +123,17 @@ impl Record {
         &self.state
     }
 
-    /// Builds a table from the present state, for queries and as the working copy of [`Self::commit`]. Changes to it do
-    /// not change the record.
+    /// Builds a table from the present state, for queries and as the working copy of [`Self::commit`].
+    /// Changes to it do not change the record.
     pub(super) fn table(&self) -> Result<Table, OsError> {
         Table::restore(&self.state.table, 0).map_err(|e| damaged(&self.store, &self.stem, &e.to_string()))
     }
 
-    /// Runs commands on the table and writes the resulting table, without sessions that have no requests left. If
-    /// `accept` rejects what `run` returned, the record stays unchanged.
+    /// Runs commands on the table and writes the resulting table, without sessions that have no requests
+    /// left. If `accept` rejects what `run` returned, the record stays unchanged.
     ///
-    /// If the commands grant anything, the tokens are drawn from the counter and synced to disk before the record is
-    /// written and before any client gets a token.
+    /// If the commands grant anything, the tokens are drawn from the counter and synced to disk before the
+    /// record is written and before any client gets a token.
     pub(super) fn commit<R>(
         &mut self,
         run: impl Fn(&mut Table, &mut Effects) -> R,
@@ -165,8 +165,8 @@ impl Record {
         Ok(Some(result))
     }
 
-    /// For a request for several names: stores `told`, the token that is returned to the holder (the highest of all
-    /// names), with this record's hold, whose own token is `token`.
+    /// For a request for several names: stores `told`, the token that is returned to the holder (the highest
+    /// of all names), with this record's hold, whose own token is `token`.
     pub(super) fn tell(&mut self, token: Token, told: Token) -> Result<(), OsError> {
         if let Some(note) = self.state.notes.get_mut(&token.get()) {
             note.told = told.get();
@@ -274,8 +274,8 @@ impl Record {
         }
     }
 
-    /// Releases the flock of a hold before the record is written, so that the next holder finds it free. The unlock
-    /// applies to all copies of the descriptor, also to those in child processes.
+    /// Releases the flock of a hold before the record is written, so that the next holder finds it free. The
+    /// unlock applies to all copies of the descriptor, also to those in child processes.
     pub(super) fn give_back(&mut self, hold: Arc<File>, slot: Option<Slot>) -> Result<(), OsError> {
         let name = names::file_of_hold(&self.stem, slot);
         unflock(&hold).map_err(|e| {
@@ -294,8 +294,8 @@ impl Record {
         Ok(taken.then_some(file))
     }
 
-    /// Collects wake-ups for requests that were granted or revoked, and for waiters that must watch another session
-    /// now.
+    /// Collects wake-ups for requests that were granted or revoked, and for waiters that must watch another
+    /// session now.
     fn note_wakes(&mut self, after: &RecordState) {
         let (old, new) = (self.state.watched(), after.watched());
         for request in &after.table.requests {
@@ -452,7 +452,8 @@ mod tests {
         let mut record = Record::open(&store, &name).await.unwrap();
         let (token, left) = record.state().closed().next().unwrap();
         assert!(left > Duration::from_secs(50) && left <= Duration::from_secs(60), "{left:?}");
-        // The commit stores the note, so that the next reader continues the delay instead of starting it again.
+        // The commit stores the note, so that the next reader continues the delay instead of starting it
+        // again.
         record.commit(|_, _| (), |()| true).unwrap();
         drop(record);
         let record = Record::open(&store, &name).await.unwrap();

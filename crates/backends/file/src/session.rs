@@ -1,7 +1,7 @@
 //! One client session over a lock directory: the library's calls, and the wake-ups from the session's pipe.
 //!
-//! Keeps every request of the session for as long as the client may retry it (P7, R4). Answers can get lost only with
-//! this process, whose end also ends the session, so they need no storage more durable than memory.
+//! Keeps every request of the session for as long as the client may retry it (P7, R4). Answers can get lost
+//! only with this process, whose end also ends the session, so they need no storage more durable than memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -26,14 +26,14 @@ use super::session_file::{SessionFile, drain, sweep};
 use super::store::FileStore;
 use super::{FileShared, acquire, finish, reactor};
 
-/// How often a session checks that its directory and the files of its holds are there, and repeats pushes that its client
-/// may have missed.
+/// How often a session checks that its directory and the files of its holds are there, and repeats pushes
+/// that its client may have missed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How many session files are checked for dead sessions when a session is created.
 const SWEPT_AT_OPEN: usize = 16;
 
-/// For how many idle locks a session keeps the files for their next use: creating them again takes as long as a sync.
-/// They are removed when the session is closed, and otherwise by the next `list`.
+/// For how many idle locks a session keeps the files for their next use: creating them again takes as long as
+/// a sync. They are removed when the session is closed, and otherwise by the next `list`.
 const IDLE_KEPT: usize = 32;
 
 /// The connection used by the library: one session at a time, and a new one after a loss.
@@ -64,7 +64,8 @@ struct SessionRequests {
     requests: BTreeMap<Seq, Arc<FileRequest>>,
     /// The same requests, by the seqs that they have in records: one for each name.
     by_part: BTreeMap<Seq, Arc<FileRequest>>,
-    /// How requests ended, kept until the client has the answer to the call whose seq is stored beside the end (R3).
+    /// How requests ended, kept until the client has the answer to the call whose seq is stored beside the
+    /// end (R3).
     ended: BTreeMap<Seq, (End, Seq)>,
     done_through: Seq0,
     /// Locks whose files were kept for their next use, the latest last.
@@ -81,8 +82,8 @@ pub(super) struct FileRequest {
     pub(super) acquire: Arc<AcquireRequest>,
     /// Its names in the order of acquisition: all requests use the same order, so they cannot deadlock.
     pub(super) names: Vec<LockName>,
-    /// A `Finish` has arrived, or the session has ended: no further step acquires anything. The `Finish` waits for a
-    /// step in progress.
+    /// A `Finish` has arrived, or the session has ended: no further step acquires anything. The `Finish`
+    /// waits for a step in progress.
     over: AtomicBool,
     pub(super) progress: Mutex<Progress>,
     /// Notified when the request may have changed.
@@ -113,7 +114,8 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Whether the hold's file, if there is one, is still in the directory: no other process can have its flock then.
+    /// Whether the hold's file, if there is one, is still in the directory: no other process can have its
+    /// flock then.
     pub(super) fn hold_is_there(&self, store: &FileStore, name: &LockName) -> bool {
         let slot = self.permit.map(|permit| permit.slot);
         self.hold.as_ref().is_none_or(|hold| is_at(&store.locks, &file_of_hold(&stem(name), slot), hold))
@@ -196,8 +198,8 @@ impl Conn for FileConn {
             }
             Call::Finish { seq, target, done_through } => {
                 session.take_done_through(done_through);
-                // From here on no step of the request acquires anything, whether or not the acquire's future is still
-                // polled.
+                // From here on no step of the request acquires anything, whether or not the acquire's future
+                // is still polled.
                 match session.finishing(seq, target) {
                     Ok(request) => responder
                         .send_when(Box::pin(async move { finish::finish(&session, &request, seq).await })),
@@ -332,8 +334,8 @@ impl FileSession {
         std::mem::take(&mut book.requests).into_values().collect()
     }
 
-    /// Called when the directory, or a file that the session relies on, is gone: all holds are lost, and all waiting
-    /// acquires end.
+    /// Called when the directory, or a file that the session relies on, is gone: all holds are lost, and all
+    /// waiting acquires end.
     pub(super) fn lose(&self) {
         if self.is_gone() {
             return;
@@ -374,8 +376,8 @@ impl FileSession {
         Ok(request)
     }
 
-    /// The request that a `Finish` ends. `Err` if it has ended already, or if it never began and will therefore never
-    /// begin (R4).
+    /// The request that a `Finish` ends. `Err` if it has ended already, or if it never began and will
+    /// therefore never begin (R4).
     fn finishing(&self, seq: Seq, target: Seq) -> Result<Arc<FileRequest>, End> {
         let mut book = self.book();
         if let Some(request) = book.requests.get(&target) {
@@ -413,8 +415,8 @@ impl FileSession {
         Ok(())
     }
 
-    /// Handles wake-ups from the pipe: waiting acquires check their records again, and holds are checked for a
-    /// revocation.
+    /// Handles wake-ups from the pipe: waiting acquires check their records again, and holds are checked for
+    /// a revocation.
     async fn heard(&self, woken: Vec<Option<Seq>>) {
         let named: Vec<Arc<FileRequest>> = {
             let book = self.book();

@@ -1,7 +1,9 @@
-//! The file of a session: a named pipe whose flock shows that its process is alive, and which carries its wake-ups.
+//! The file of a session: a named pipe whose flock shows that its process is alive, and which carries its
+//! wake-ups.
 //!
-//! The session keeps the pipe open and flocked while it lives; the kernel drops the flock with the last copy of the
-//! descriptor, also after kill -9. A process with the read end gets a hang-up at that moment, so polling is not needed.
+//! The session keeps the pipe open and flocked while it lives; the kernel drops the flock with the last copy
+//! of the descriptor, also after kill -9. A process with the read end gets a hang-up at that moment, so
+//! polling is not needed.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,8 +20,8 @@ use nix::sys::stat::FchmodatFlags;
 use super::os::{OsError, explain, hex, mode_bits, open_at, random_id, remove_at, try_flock, unflock};
 use super::store::FileStore;
 
-/// A session's identity in records. It is stored in the field for the hash of the session's secret, because that is the
-/// field by which the table finds the session when it is opened again (S1).
+/// A session's identity in records. It is stored in the field for the hash of the session's secret, because
+/// that is the field by which the table finds the session when it is opened again (S1).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub(super) struct Tag {
     id: [u8; 16],
@@ -74,8 +76,8 @@ impl SessionFile {
                 Ok(()) | Err(Errno::ENOENT) => {}
                 Err(errno) => return Err(fault("set the mode of", errno.into())),
             }
-            // A sweep may find the file before it is flocked, take it for a dead session's file and remove it; then
-            // another is made.
+            // A sweep may find the file before it is flocked, take it for a dead session's file and remove
+            // it; then another is made.
             let pipe = match open_at(&store.sessions, &name, OFlag::O_RDWR | OFlag::O_NONBLOCK) {
                 Ok(pipe) => pipe,
                 Err(e) if e.kind() == io::ErrorKind::NotFound && store.is_current() => continue,
@@ -107,15 +109,15 @@ impl SessionFile {
         }
     }
 
-    /// Ends this process' part of a session that was lost. Processes with a copy of the descriptor keep it alive: a
-    /// guardian does until the command that had the lock has ended.
+    /// Ends this process' part of a session that was lost. Processes with a copy of the descriptor keep it
+    /// alive: a guardian does until the command that had the lock has ended.
     pub(super) fn abandon(&self) {
         self.pipe.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 
-/// Reads wake-ups from a session's own pipe until the pipe is empty, and returns the requests that they name. `None` is
-/// an unreadable wake-up, after which all requests must be checked.
+/// Reads wake-ups from a session's own pipe until the pipe is empty, and returns the requests that they name.
+/// `None` is an unreadable wake-up, after which all requests must be checked.
 pub(super) fn drain(pipe: &OwnedFd) -> Vec<Option<Seq>> {
     let mut woken = Vec::new();
     let mut buffer = [0; 1024];
@@ -137,8 +139,8 @@ pub(super) fn drain(pipe: &OwnedFd) -> Vec<Option<Seq>> {
     }
 }
 
-/// Wakes a request of a session. An ended session needs no wake-up. If the pipe is full, the session has wake-ups to
-/// read anyway.
+/// Wakes a request of a session. An ended session needs no wake-up. If the pipe is full, the session has
+/// wake-ups to read anyway.
 pub(super) fn wake(store: &FileStore, tag: Tag, seq: Seq) {
     if let Ok(mut pipe) = open_at(&store.sessions, &tag.file(), OFlag::O_WRONLY | OFlag::O_NONBLOCK) {
         let _ = pipe.write(&seq.0.to_le_bytes());
@@ -152,8 +154,8 @@ pub(super) enum Life {
     Dead,
 }
 
-/// Checks whether a session lives: first opens the pipe, then tries the flock. A session found alive was still a writer
-/// of the pipe after this process had opened it, so its hang-up cannot be missed.
+/// Checks whether a session lives: first opens the pipe, then tries the flock. A session found alive was
+/// still a writer of the pipe after this process had opened it, so its hang-up cannot be missed.
 pub(super) fn probe(store: &FileStore, tag: Tag) -> Result<Life, OsError> {
     let name = tag.file();
     let fault =
@@ -189,7 +191,8 @@ pub(super) fn any_lives(folder: &File, path: &Path) -> bool {
     })
 }
 
-/// Checks at most `most` session files and removes those of dead sessions: a session without locks is found only here.
+/// Checks at most `most` session files and removes those of dead sessions: a session without locks is found
+/// only here.
 pub(super) fn sweep(store: &FileStore, most: usize) {
     let Ok(entries) = std::fs::read_dir(store.path.join("sessions")) else { return };
     for entry in entries.take(most).flatten() {

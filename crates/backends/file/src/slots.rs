@@ -1,8 +1,8 @@
 //! A small file whose content is replaced atomically, even if the writer is killed.
 //!
-//! Two headers alternate; each has the position of its body, a checksum of itself and one of the body. A body never
-//! overwrites the current one. Writes are not synced: a caller that needs durability against power loss syncs. The
-//! content of the bodies is opaque.
+//! Two headers alternate; each has the position of its body, a checksum of itself and one of the body. A body
+//! never overwrites the current one. Writes are not synced: a caller that needs durability against power loss
+//! syncs. The content of the bodies is opaque.
 
 use std::fs::File;
 use std::io;

@@ -145,7 +145,8 @@ impl RecordState {
         })
     }
 
-    /// Whether the content must survive a power loss, because a hold is closed or will be closed after its end.
+    /// Whether the content must survive a power loss, because a hold is closed or will be closed after its
+    /// end.
     pub(super) fn promises(&self) -> bool {
         let promise = |request: &RequestState| {
             request.keep_closed_ms > 0 || matches!(request.phase, Phase::Closed { .. })
@@ -153,8 +154,8 @@ impl RecordState {
         self.table.requests.iter().any(promise)
     }
 
-    /// The sessions that each waiter watches: the first waiter watches the holders that conflict with it, every other
-    /// one only the waiter before it, so that one session's end does not wake all waiters.
+    /// The sessions that each waiter watches: the first waiter watches the holders that conflict with it,
+    /// every other one only the waiter before it, so that one session's end does not wake all waiters.
     pub(super) fn watched(&self) -> BTreeMap<(SessionId, Seq), Vec<SessionId>> {
         let holders: Vec<(SessionId, ModeKind)> = self
             .table

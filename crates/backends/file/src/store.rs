@@ -1,7 +1,7 @@
 //! An open lock directory: created, checked and opened once; afterwards used through descriptors.
 //!
-//! Files are opened, created and removed through descriptors of the directory, not by path, so that a deleted directory
-//! and its replacement are never mixed up.
+//! Files are opened, created and removed through descriptors of the directory, not by path, so that a deleted
+//! directory and its replacement are never mixed up.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Read};
@@ -59,8 +59,8 @@ pub(super) struct FileStore {
 }
 
 impl FileStore {
-    /// Opens a directory, and creates missing files. `known` is the highest token that this process has seen at this
-    /// path.
+    /// Opens a directory, and creates missing files. `known` is the highest token that this process has seen
+    /// at this path.
     pub(super) fn open(config: &Config, known: u64) -> Result<Self, OsError> {
         let path = config.path.clone();
         let failed = |doing: &'static str, path: &Path| {
@@ -106,8 +106,8 @@ impl FileStore {
         Ok(store)
     }
 
-    /// Checks the counter, and raises it to `known` and to the URL's `tokens_above`. A damaged counter is rebuilt if
-    /// the URL has `tokens_above`, and an error otherwise.
+    /// Checks the counter, and raises it to `known` and to the URL's `tokens_above`. A damaged counter is
+    /// rebuilt if the URL has `tokens_above`, and an error otherwise.
     fn check_counter(&self, config: &Config, known: u64) -> Result<(), OsError> {
         let floor = config.tokens_above.unwrap_or(0).max(known);
         match (self.counter.lock(), config.tokens_above) {
@@ -125,19 +125,22 @@ impl FileStore {
             && self.counter.is_there()
     }
 
-    /// Converts an error: to [`OsError::Gone`] if the directory is gone, which then is the reason for the error.
+    /// Converts an error: to [`OsError::Gone`] if the directory is gone, which then is the reason for the
+    /// error.
     pub(super) fn fault(&self, error: BackendError) -> OsError {
         if self.is_current() { OsError::Error(error) } else { OsError::Gone }
     }
 }
 
-/// Makes a directory and those above it, for this user alone, whatever the umask is. A path that exists must be a directory.
+/// Makes a directory and those above it, for this user alone, whatever the umask is. A path that exists must
+/// be a directory.
 fn make_directory(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => std::fs::set_permissions(path, Permissions::from_mode(0o700)),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         Err(e) => match path.parent() {
-            // Filesystems such as `/proc` have no directory either, but refuse one in a directory that is there.
+            // Filesystems such as `/proc` have no directory either, but refuse one in a directory that is
+            // there.
             Some(above) if e.kind() == io::ErrorKind::NotFound && !above.exists() => {
                 make_directory(above)?;
                 make_directory(path)
@@ -192,9 +195,9 @@ impl Layout<'_> {
         super::os::unflock(self.dir).map_err(|e| self.fault("unlock", ".", e))
     }
 
-    /// Waits until no session lives in a directory whose counter is missing: its files were deleted under them, so their
-    /// locks are lost, and those of a new counter would be granted beside them. They notice within a second; a guardian
-    /// keeps its session until it has ended its command.
+    /// Waits until no session lives in a directory whose counter is missing: its files were deleted under
+    /// them, so their locks are lost, and those of a new counter would be granted beside them. They notice
+    /// within a second; a guardian keeps its session until it has ended its command.
     fn wait_for_sessions(&self) -> Result<(), OsError> {
         let (folder, path) = (self.folder("sessions")?, self.path.join("sessions"));
         let mut backoff = Backoff::new();
@@ -291,9 +294,9 @@ impl Layout<'_> {
         })
     }
 
-    /// An error if the counter of an existing directory is missing and the wall clock is behind the directory's
-    /// creation time: a counter made from this clock could issue tokens a second time (T1). `tokens_above` replaces the
-    /// clock.
+    /// An error if the counter of an existing directory is missing and the wall clock is behind the
+    /// directory's creation time: a counter made from this clock could issue tokens a second time (T1).
+    /// `tokens_above` replaces the clock.
     fn check_clock(&self, had_format: bool) -> Result<(), OsError> {
         if !had_format || self.config.tokens_above.is_some() {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Translates errors of statements and of connection attempts for users. Errors of connection attempts name the host
-//! and, where there is one, the remedy.
+//! Translates errors of statements and of connection attempts for users. Errors of connection attempts name
+//! the host and, where there is one, the remedy.
 
 use std::error::Error as _;
 use std::io;
@@ -23,7 +23,8 @@ pub(super) enum NoAnswer {
 }
 
 impl NoAnswer {
-    /// The error as shown to users. `doing` is the operation, as an infinitive without "to": "look at a lock".
+    /// The error as shown to users. `doing` is the operation, as an infinitive without "to": "look at a
+    /// lock".
     pub(super) fn explained(self, doing: &str) -> BackendError {
         match self {
             Self::Refused(error) => refused(&error, doing),
@@ -76,8 +77,8 @@ fn ends_the_connection(error: &Error) -> bool {
     error.as_db_error().is_some_and(|error| matches!(error.severity(), "FATAL" | "PANIC"))
 }
 
-/// The errors of the server, by the beginning of the SQLSTATE: the reaction. Those of kind `Unreachable` and `LimitReached` pass
-/// by themselves; an error that is not listed is the request's own.
+/// The errors of the server, by the beginning of the SQLSTATE: the reaction. Those of kind `Unreachable` and
+/// `LimitReached` pass by themselves; an error that is not listed is the request's own.
 const ERRORS: &[(&str, BackendErrorKind)] = &[
     ("08", BackendErrorKind::Unreachable),
     // A standby, or a server that may write later.
@@ -117,7 +118,8 @@ fn refused(error: &Error, doing: &str) -> BackendError {
     BackendError::new(kind, format!("the server refuses to {doing}: {}{instead}", chain(error)))
 }
 
-/// For a server's error, its message and SQLSTATE; otherwise the messages of the error and of all its sources.
+/// For a server's error, its message and SQLSTATE; otherwise the messages of the error and of all its
+/// sources.
 pub(super) fn chain(error: &Error) -> String {
     if let Some(error) = error.as_db_error() {
         return format!("{} (SQLSTATE {})", error.message(), error.code().code());

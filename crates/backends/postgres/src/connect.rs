@@ -1,5 +1,5 @@
-//! Connections to the server: ordinary connections of `tokio_postgres`, each with a driver task, on the current runtime
-//! or on the lease thread.
+//! Connections to the server: ordinary connections of `tokio_postgres`, each with a driver task, on the
+//! current runtime or on the lease thread.
 
 use std::future::poll_fn;
 use std::net::IpAddr;
@@ -71,12 +71,13 @@ impl Connector {
         &self.lease_thread
     }
 
-    /// Connects to the first address that accepts, the last good one first; the connection belongs to the lease thread. `label` becomes the
-    /// `application_name`; `notices` receives notifications. May be awaited on any runtime.
+    /// Connects to the first address that accepts, the last good one first; the connection belongs to the
+    /// lease thread. `label` becomes the `application_name`; `notices` receives notifications. May be awaited
+    /// on any runtime.
     ///
     /// # Errors
-    /// The errors of all hosts in one. Its kind is [`BackendErrorKind::Unreachable`] if that is the kind for any host:
-    /// a later attempt may succeed.
+    /// The errors of all hosts in one. Its kind is [`BackendErrorKind::Unreachable`] if that is the kind for
+    /// any host: a later attempt may succeed.
     pub(super) async fn connect(
         &self,
         label: &str,
@@ -87,7 +88,8 @@ impl Connector {
         self.lease_thread.run(Box::pin(async move {
             match this.first_of_all(&label, notices).await {
                 Ok((connection, driving)) => {
-                    // If the caller has stopped waiting, the send fails and drops the connection, which closes it.
+                    // If the caller has stopped waiting, the send fails and drops the connection, which
+                    // closes it.
                     drop(done.send(Ok(connection)));
                     driving.await;
                 }
@@ -154,7 +156,8 @@ impl Connector {
         self.last_good.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All addresses, in the order of attempts. A name that can't be resolved in time is left to the attempt, for its error.
+    /// All addresses, in the order of attempts. A name that can't be resolved in time is left to the attempt,
+    /// for its error.
     async fn addresses(&self) -> Vec<Address> {
         let mut addresses = Vec::new();
         for index in 0..self.settings.servers.len() {
@@ -190,7 +193,8 @@ impl Connector {
         }
         let (timeout, limit) = (self.settings.timeout, self.settings.connect_timeout);
         let tls = self.tls.latest("files of TLS", |_| tls(&self.settings));
-        // tokio_postgres' `connect_timeout` covers only the TCP connection, which a stalled server still accepts.
+        // tokio_postgres' `connect_timeout` covers only the TCP connection, which a stalled server still
+        // accepts.
         match tokio::time::timeout(limit, config.connect(tls.clone())).await {
             Ok(Ok((client, driver))) => {
                 let server = server.shown.clone();
@@ -208,8 +212,8 @@ impl Connector {
     }
 }
 
-/// Drives a connection until its client is dropped or the server closes it, and records why it ended. `ended` is
-/// dropped with this future, also if the runtime ends first.
+/// Drives a connection until its client is dropped or the server closes it, and records why it ended. `ended`
+/// is dropped with this future, also if the runtime ends first.
 async fn drive(mut driver: Driver, notices: Option<UnboundedSender<Notification>>, ended: EndOnDrop) {
     let why = loop {
         match poll_fn(|context| driver.poll_message(context)).await {
@@ -262,8 +266,8 @@ impl Connection {
         self.end.why.get().cloned()
     }
 
-    /// Runs statements in the simple protocol, which every pooler supports, and returns the rows of all. Returns within
-    /// the address' `timeout=`; after a timeout the statements may still be running.
+    /// Runs statements in the simple protocol, which every pooler supports, and returns the rows of all.
+    /// Returns within the address' `timeout=`; after a timeout the statements may still be running.
     ///
     /// # Errors
     /// [`NoAnswer`].
@@ -290,8 +294,8 @@ impl Connection {
     /// [`NoAnswer`].
     pub(super) async fn wait_for(&self, sql: &str) -> Result<Vec<SimpleQueryRow>, NoAnswer> {
         match self.client.simple_query(sql).await {
-            // This error says only that the connection is closed; the driver has recorded why. Other errors contain
-            // their reason.
+            // This error says only that the connection is closed; the driver has recorded why. Other errors
+            // contain their reason.
             Err(error) if error.is_closed() => {
                 Err(NoAnswer::Ended(self.why_ended().unwrap_or_else(|| chain(&error))))
             }
@@ -304,17 +308,18 @@ impl Connection {
         process_of(&self.client.cancel_token()).await
     }
 
-    /// Sends a message that has no effect at the server, without waiting for its answer: also while a statement runs,
-    /// whose end the server waits for before it reads the message. Proxies on the way count it as activity. Unlike an
-    /// empty statement it leaves the last statement in `pg_stat_activity`.
+    /// Sends a message that has no effect at the server, without waiting for its answer: also while a
+    /// statement runs, whose end the server waits for before it reads the message. Proxies on the way count
+    /// it as activity. Unlike an empty statement it leaves the last statement in `pg_stat_activity`.
     pub(super) async fn send_sign_of_life(&self) {
-        // One poll sends the message. Its answer goes to nobody; the end of the connection is reported by `ended`.
+        // One poll sends the message. Its answer goes to nobody; the end of the connection is reported by
+        // `ended`.
         let _ = tokio::time::timeout(Duration::ZERO, self.client.check_connection()).await;
     }
 
-    /// Requests cancellation of the running statement. The statement's answer shows whether it was cancelled. A cancel
-    /// request that the server receives late may hit the connection's next statement, and `PgBouncer` may drop the
-    /// request.
+    /// Requests cancellation of the running statement. The statement's answer shows whether it was cancelled.
+    /// A cancel request that the server receives late may hit the connection's next statement, and
+    /// `PgBouncer` may drop the request.
     ///
     /// # Errors
     /// The error, as shown to users.

@@ -1,11 +1,11 @@
-//! Reads the process id that the server sent when a connection was opened. If it is not the id of the process that
-//! executes the connection's statements, a pooler lies in between.
+//! Reads the process id that the server sent when a connection was opened. If it is not the id of the process
+//! that executes the connection's statements, a pooler lies in between.
 //!
-//! PostgreSQL sends each connection the id of its server process, for cancel requests. A pooler can't forward this id:
-//! a client keeps one id for its whole connection to the pooler, while the server process behind it changes. So
-//! `PgBouncer` and similar poolers invent an id. (Pgpool-II forwards the server's id, and resets a process before
-//! reuse: the user documentation names the required settings.) `tokio_postgres` shows the id in its cancel request
-//! only, so the request is written to memory here and never sent.
+//! PostgreSQL sends each connection the id of its server process, for cancel requests. A pooler can't forward
+//! this id: a client keeps one id for its whole connection to the pooler, while the server process behind it
+//! changes. So `PgBouncer` and similar poolers invent an id. (Pgpool-II forwards the server's id, and resets
+//! a process before reuse: the user documentation names the required settings.) `tokio_postgres` shows the id
+//! in its cancel request only, so the request is written to memory here and never sent.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -26,7 +26,8 @@ pub(super) async fn process_of(token: &CancelToken) -> Option<i32> {
     Some(i32::from_be_bytes(process.try_into().ok()?))
 }
 
-/// A stream in memory that stores what is written. Reads return `S`, with which a server accepts a request for TLS.
+/// A stream in memory that stores what is written. Reads return `S`, with which a server accepts a request
+/// for TLS.
 struct Paper<'a>(&'a mut Vec<u8>);
 
 impl AsyncRead for Paper<'_> {

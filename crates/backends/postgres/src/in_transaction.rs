@@ -10,12 +10,13 @@ use super::keys::{AdvisoryKey, KeyError, PgKey};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct TransactionLock {
-    /// The fencing token. `None` if the database has no sequence `lockkeeper.token` (see `lockkeeper postgres init`),
-    /// if this user may not use it, or if its options could issue a lower token later.
+    /// The fencing token. `None` if the database has no sequence `lockkeeper.token` (see `lockkeeper postgres
+    /// init`), if this user may not use it, or if its options could issue a lower token later.
     ///
-    /// Writes in the same transaction need no token. For other resources the token is like any other, but it is durable
-    /// only once the transaction is committed: if the server crashes before, the token may be issued again. Therefore
-    /// the commit waits for the disk: `synchronous_commit = off` is changed to `local` for this transaction.
+    /// Writes in the same transaction need no token. For other resources the token is like any other, but it
+    /// is durable only once the transaction is committed: if the server crashes before, the token may be
+    /// issued again. Therefore the commit waits for the disk: `synchronous_commit = off` is changed to
+    /// `local` for this transaction.
     pub token: Option<Token>,
 }
 
@@ -38,14 +39,15 @@ pub enum TransactionLockError {
     /// The server's answer is unreadable.
     #[error("the server's answer can't be read")]
     Unreadable,
-    /// The server refused a statement, or the connection is lost. After a refusal PostgreSQL requires a rollback of the
-    /// transaction.
+    /// The server refused a statement, or the connection is lost. After a refusal PostgreSQL requires a
+    /// rollback of the transaction.
     #[error("the server did not give the lock")]
     Postgres(#[from] tokio_postgres::Error),
 }
 
-/// Locks `name` in the caller's own transaction, and waits for the lock as long as the transaction's `lock_timeout`
-/// allows. Excludes, and is excluded by, `?lock=session` with the same key rule in the same database.
+/// Locks `name` in the caller's own transaction, and waits for the lock as long as the transaction's
+/// `lock_timeout` allows. Excludes, and is excluded by, `?lock=session` with the same key rule in the same
+/// database.
 ///
 /// ```no_run
 /// use lockkeeper::backends::postgres::{PgKey, lock_in_transaction, tokio_postgres};
@@ -58,8 +60,8 @@ pub enum TransactionLockError {
 /// ```
 ///
 /// # Errors
-/// [`TransactionLockError`]. After `Postgres` or `Unreadable` the lock may be held until the transaction ends; after
-/// the other errors nothing is held.
+/// [`TransactionLockError`]. After `Postgres` or `Unreadable` the lock may be held until the transaction
+/// ends; after the other errors nothing is held.
 pub async fn lock_in_transaction(
     client: &impl GenericClient,
     name: impl AsRef<str>,

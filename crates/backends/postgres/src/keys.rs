@@ -1,7 +1,8 @@
-//! Maps a lock name to the advisory lock key in PostgreSQL: our own rule, and the rules of other widely used libraries.
+//! Maps a lock name to the advisory lock key in PostgreSQL: our own rule, and the rules of other widely used
+//! libraries.
 //!
-//! Two clients exclude each other if they apply the same rule to the same name in the same database. Test vectors pin
-//! every rule: a changed rule would silently split one lock into two.
+//! Two clients exclude each other if they apply the same rule to the same name in the same database. Test
+//! vectors pin every rule: a changed rule would silently split one lock into two.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,27 +18,30 @@ const SQLX: &[u8] = b"SQLx (Rust) Postgres advisory lock";
 
 /// How a name becomes an advisory key (`?key=`).
 ///
-/// A key has at most 64 bits, so two names may share one. Such names exclude each other needlessly, which is safe but
-/// slow. With the default rule, fewer than one in a billion programs with 100,000 names has a collision. With rules of
-/// fewer bits, collisions are more frequent.
+/// A key has at most 64 bits, so two names may share one. Such names exclude each other needlessly, which is
+/// safe but slow. With the default rule, fewer than one in a billion programs with 100,000 names has a
+/// collision. With rules of fewer bits, collisions are more frequent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum PgKey {
-    /// `lockkeeper`: the first eight bytes of SHA-256 over `lockkeeper/1`, a zero byte and the name, big-endian.
+    /// `lockkeeper`: the first eight bytes of SHA-256 over `lockkeeper/1`, a zero byte and the name,
+    /// big-endian.
     #[default]
     Lockkeeper,
     /// `sqlx`: `PgAdvisoryLock::new` of sqlx (Rust): HKDF-SHA256, little-endian.
     Sqlx,
-    /// `madelson`: `PostgresAdvisoryLockKey(name, allowHashing: true)` of DistributedLock (.NET): up to nine ASCII
-    /// characters packed into a pair, 16 hex digits as a number, `8hex,8hex` as a pair, else SHA-1, little-endian.
+    /// `madelson`: `PostgresAdvisoryLockKey(name, allowHashing: true)` of DistributedLock (.NET): up to nine
+    /// ASCII characters packed into a pair, 16 hex digits as a number, `8hex,8hex` as a pair, else SHA-1,
+    /// little-endian.
     Madelson,
-    /// `ruby`, `ruby:PREFIX`: the gem `with_advisory_lock`: a pair of CRC-32 without its highest bit (31 bits) and the
-    /// integer prefix that the gem can be configured with (0 by default).
+    /// `ruby`, `ruby:PREFIX`: the gem `with_advisory_lock`: a pair of CRC-32 without its highest bit (31
+    /// bits) and the integer prefix that the gem can be configured with (0 by default).
     RubyCrc32 {
         /// The second number of the pair.
         prefix: i32,
     },
-    /// `tooz`: OpenStack's tooz (Python): the first two bytes of MD5 as a pair. 16 bits: collisions are frequent.
+    /// `tooz`: OpenStack's tooz (Python): the first two bytes of MD5 as a pair. 16 bits: collisions are
+    /// frequent.
     ToozMd5,
     /// `crc32`: CRC-32 as a number. 32 bits.
     Crc32,
@@ -47,17 +51,21 @@ pub enum PgKey {
     MessageDb,
     /// `hashtext`: the server's own `hashtext(name)`. 32 bits; may change with the server's major version.
     Hashtext,
-    /// `hashtextextended`: the server's own `hashtextextended(name, 0)`. May change with the server's major version.
+    /// `hashtextextended`: the server's own `hashtextextended(name, 0)`. May change with the server's major
+    /// version.
     Hashtextextended,
     /// `raw`: the name is the key: `42`, or `1,2` for a pair.
     Raw,
-    /// `sqlx-migrations`: the key that sqlx locks to migrate the database; the lock name is the database name.
+    /// `sqlx-migrations`: the key that sqlx locks to migrate the database; the lock name is the database
+    /// name.
     SqlxMigrations,
-    /// `rails-migrations`: the key that Rails locks to migrate the database; the lock name is the database name.
+    /// `rails-migrations`: the key that Rails locks to migrate the database; the lock name is the database
+    /// name.
     RailsMigrations,
     /// `golang-migrate`: the key that golang-migrate locks to migrate a database. The lock name is
-    /// `SCHEMA/TABLE/DATABASE`, where the table is the one of its versions: `public/schema_migrations/mydb`. That library
-    /// hashes the three names with zero bytes in between; its old versions hash the database name alone.
+    /// `SCHEMA/TABLE/DATABASE`, where the table is the one of its versions: `public/schema_migrations/mydb`.
+    /// That library hashes the three names with zero bytes in between; its old versions hash the database
+    /// name alone.
     GolangMigrate,
 }
 
@@ -201,7 +209,8 @@ impl AdvisoryKey {
     /// The key as the arguments of `pg_advisory_lock(…)`.
     pub(super) fn arguments(self) -> String {
         match self {
-            // Quoted, since in `-42::bigint` the minus is an operator, which the server would have to resolve.
+            // Quoted, since in `-42::bigint` the minus is an operator, which the server would have to
+            // resolve.
             Self::Number(number) => format!("'{number}'::bigint"),
             Self::Pair(a, b) => format!("'{a}'::int, '{b}'::int"),
         }
@@ -259,8 +268,8 @@ fn raw(name: &str) -> Option<AdvisoryKey> {
     }
 }
 
-/// A name of up to nine ASCII characters is packed: seven bits per character, a zero bit, then ones up to 64 bits. The
-/// resulting number is locked as a pair, upper half first.
+/// A name of up to nine ASCII characters is packed: seven bits per character, a zero bit, then ones up to 64
+/// bits. The resulting number is locked as a pair, upper half first.
 fn madelson(name: &str) -> AdvisoryKey {
     let pair = |number: u64| {
         let (upper, lower) = ((number >> 32) as u32, (number & 0xffff_ffff) as u32);

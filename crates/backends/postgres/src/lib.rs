@@ -1,9 +1,9 @@
 //! PostgreSQL backend (`postgres://`): locks in an existing database.
 //!
-//! `?lock=` in the address selects one of two kinds: advisory locks of a session (`advisory`), or lease rows with an
-//! expiry (`row`). Advisory locks of a caller's own transaction need no client (`in_transaction`). `settings` parses the
-//! address. `connect` opens connections. `keys` maps lock names to advisory lock keys. `schema` contains the DDL for
-//! fencing tokens and lease rows.
+//! `?lock=` in the address selects one of two kinds: advisory locks of a session (`advisory`), or lease rows
+//! with an expiry (`row`). Advisory locks of a caller's own transaction need no client (`in_transaction`).
+//! `settings` parses the address. `connect` opens connections. `keys` maps lock names to advisory lock keys.
+//! `schema` contains the DDL for fencing tokens and lease rows.
 
 mod advisory;
 mod answer;

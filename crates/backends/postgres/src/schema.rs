@@ -8,13 +8,13 @@ use super::row;
 use super::settings::Settings;
 
 const TOKENS: &str = include_str!("init.sql");
-/// The server resolves the names in a table's defaults and conditions once, when the table is created. So the search
-/// path is fixed first.
+/// The server resolves the names in a table's defaults and conditions once, when the table is created. So the
+/// search path is fixed first.
 const OWN_NAMES: &str = "-- Names mean what is PostgreSQL's own, whatever the path of whoever runs this.\n\
     SET LOCAL search_path = pg_catalog, pg_temp;\n";
 
-/// The SQL that [`init`] runs: one idempotent transaction. With a role, also grants it the minimum privileges that it
-/// needs to use the locks; without grants only the schema's owner may use them.
+/// The SQL that [`init`] runs: one idempotent transaction. With a role, also grants it the minimum privileges
+/// that it needs to use the locks; without grants only the schema's owner may use them.
 #[must_use]
 pub fn schema_sql(role: Option<&str>) -> String {
     let grants = role.map(grants).unwrap_or_default();
@@ -28,8 +28,8 @@ fn grants(role: &str) -> String {
     format!("-- What a client needs, and no more.\n{}{sequence}\n", row::grants(role))
 }
 
-/// Creates the schema `lockkeeper` in the database of the address `url`, and grants `role`, if given, the use of the
-/// schema. The address needs no `lock=`. Idempotent; tokens are never set back.
+/// Creates the schema `lockkeeper` in the database of the address `url`, and grants `role`, if given, the use
+/// of the schema. The address needs no `lock=`. Idempotent; tokens are never set back.
 ///
 /// # Errors
 /// [`ConnectError`]: a bad address, an unreachable server, or a user without the privilege.

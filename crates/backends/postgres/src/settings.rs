@@ -16,14 +16,14 @@ pub(super) enum LockKind {
     Row,
 }
 
-/// Ends the error message for an address without a valid `lock=`. There is no default: the kinds differ in what ends a
-/// hold, so users must choose one explicitly.
+/// Ends the error message for an address without a valid `lock=`. There is no default: the kinds differ in
+/// what ends a hold, so users must choose one explicitly.
 const KINDS: &str = "`lock=session` or `lock=row`:\n  \
     lock=session  an advisory lock on a connection of its own; nothing to set up; no transaction pooler between\n  \
     lock=row      a row with an expiry; fair, permits and the rest; needs the schema of `lockkeeper postgres init`\n";
 
-/// Ends the error message for `lock=transaction`. A transaction that stays open for as long as a lock is held stops
-/// vacuum from removing dead rows, and is ended by `idle_in_transaction_session_timeout`.
+/// Ends the error message for `lock=transaction`. A transaction that stays open for as long as a lock is held
+/// stops vacuum from removing dead rows, and is ended by `idle_in_transaction_session_timeout`.
 const NOT_IN_TRANSACTION: &str = "a kind of lock for an address: to lock in a transaction of your own, call \
     `lock_in_transaction` there; where a lock must last longer, use `lock=session`, or `lock=row` behind a transaction pooler";
 
@@ -50,7 +50,8 @@ const COMMON: &[&str] = &[
     "user",
 ];
 
-/// Parameters of libpq and of other clients that URLs of providers have and this one can't take, with what to write instead.
+/// Parameters of libpq and of other clients that URLs of providers have and this one can't take, with what to
+/// write instead.
 const REFUSED: &[(&str, &str)] = &[
     (
         "application_name",
@@ -82,7 +83,8 @@ const KEEPALIVE_RETRIES: u32 = 3;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum TlsMode {
     Disable,
-    /// Encrypts if the server offers TLS. Protects against passive eavesdroppers only, not against active attackers.
+    /// Encrypts if the server offers TLS. Protects against passive eavesdroppers only, not against active
+    /// attackers.
     Prefer,
     /// Encrypts without authenticating the server.
     Require,

@@ -1,4 +1,5 @@
-//! TLS to the server. The crypto provider is chosen here; the process-wide default provider is left unchanged.
+//! TLS to the server. The crypto provider is chosen here; the process-wide default provider is left
+//! unchanged.
 
 #[cfg(feature = "tls")]
 mod with {
@@ -22,7 +23,8 @@ mod with {
     pub(crate) type Tls = MakeRustlsConnect;
 
     /// # Errors
-    /// The file of `tls-ca` can't be read or contains no certificate; the system's store has no trusted certificate.
+    /// The file of `tls-ca` can't be read or contains no certificate; the system's store has no trusted
+    /// certificate.
     pub(crate) fn tls(settings: &Settings) -> Result<Tls, BackendError> {
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider.clone())
@@ -88,8 +90,9 @@ mod with {
         BackendError::new(BackendErrorKind::Operator, what)
     }
 
-    /// `prefer` and `require` accept any certificate, as libpq does: they protect against passive eavesdroppers only.
-    /// `verify-ca` accepts those of trusted authorities, for any host. The handshake signature is verified by all.
+    /// `prefer` and `require` accept any certificate, as libpq does: they protect against passive
+    /// eavesdroppers only. `verify-ca` accepts those of trusted authorities, for any host. The handshake
+    /// signature is verified by all.
     #[derive(Debug)]
     struct AnyHost {
         /// `None`: any certificate.

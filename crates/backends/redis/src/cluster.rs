@@ -1,7 +1,7 @@
 //! A Redis cluster: each name is stored on one node, which is used like a single server.
 //!
-//! This module finds the node. It reads the map of slots again whenever a call has no usable reply: a node may be
-//! gone, or a slot may have migrated. Callers repeat such calls until the new map is there.
+//! This module finds the node. It reads the map of slots again whenever a call has no usable reply: a node
+//! may be gone, or a slot may have migrated. Callers repeat such calls until the new map is there.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -125,7 +125,8 @@ impl ClusterInner {
         (*first <= slot).then(|| map.nodes.get(address).map(|(_, node)| node.clone()))?
     }
 
-    /// Reads the map again in the background, at most once per `PAUSE`. Callers repeat a call that was not executed.
+    /// Reads the map again in the background, at most once per `PAUSE`. Callers repeat a call that was not
+    /// executed.
     fn look_again(self: &Arc<Self>) {
         let inner = self.clone();
         self.lease_thread.run(Box::pin(async move {
@@ -143,7 +144,8 @@ impl ClusterInner {
         }));
     }
 
-    /// Reads the map from the first node that answers, and connects to new nodes. Returns whether the map changed.
+    /// Reads the map from the first node that answers, and connects to new nodes. Returns whether the map
+    /// changed.
     async fn learn(&self) -> Result<bool, ConnectError> {
         let known: Vec<_> = self.map().nodes.values().filter(|(_, node)| node.is_up()).cloned().collect();
         let known = known.into_iter().map(|(host, node)| (host, Some(node)));
@@ -268,7 +270,8 @@ impl Store for Cluster {
         })
     }
 
-    /// A slot that has moved is no reason to leave a release without an answer: the map is read again, and the call repeated.
+    /// A slot that has moved is no reason to leave a release without an answer: the map is read again, and
+    /// the call repeated.
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'static, Result<End, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {

@@ -1,4 +1,5 @@
-//! Opens connections: the address, TLS, and the limit on replies. The login, and everything after it, is the client library's.
+//! Opens connections: the address, TLS, and the limit on replies. The login, and everything after it, is the
+//! client library's.
 
 use std::fmt;
 use std::io;
@@ -33,7 +34,8 @@ pub(super) enum RedisAddress {
     Socket(PathBuf),
 }
 
-/// One server, and how to log in there, with the password and the files of TLS as they were when this was made.
+/// One server, and how to log in there, with the password and the files of TLS as they were when this was
+/// made.
 #[derive(Clone)]
 pub(super) struct Dialer {
     pub(super) address: RedisAddress,
@@ -43,8 +45,9 @@ pub(super) struct Dialer {
 }
 
 /// A connection to one Redis server, for many calls at once: for a Redis fence, or for
-/// [`RedisRecords`](crate::once::RedisRecords). Replies of more than 16 MiB, or of more than 524,288 values, are errors and
-/// close it, so that no server can exhaust the memory of its clients. It is closed when its last clone is dropped.
+/// [`RedisRecords`](crate::once::RedisRecords). Replies of more than 16 MiB, or of more than 524,288 values,
+/// are errors and close it, so that no server can exhaust the memory of its clients. It is closed when its
+/// last clone is dropped.
 #[derive(Clone)]
 pub struct RedisConnection {
     pub(super) calls: MultiplexedConnection,
@@ -52,8 +55,8 @@ pub struct RedisConnection {
 }
 
 impl RedisConnection {
-    /// Connects to the server of a URL as in `docs/backends/redis.md`, or to the primary that its sentinels name; over
-    /// RESP2. `limit`: for connecting, and for each reply.
+    /// Connects to the server of a URL as in `docs/backends/redis.md`, or to the primary that its sentinels
+    /// name; over RESP2. `limit`: for connecting, and for each reply.
     ///
     /// # Errors
     /// The URL is invalid, or names a cluster; the server can't be reached, or refuses the login.

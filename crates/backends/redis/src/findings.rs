@@ -16,7 +16,8 @@ struct Settings {
     policy: String,
 }
 
-/// Refuses `fencing=counter` if a restart may lose tokens or if their counter may be evicted. Not called with `force`.
+/// Refuses `fencing=counter` if a restart may lose tokens or if their counter may be evicted. Not called with
+/// `force`.
 pub(super) async fn check_that_tokens_last(store: &RedisStore) -> Result<(), BackendError> {
     let refused = |why: String| {
         let what = format!(
@@ -92,7 +93,8 @@ impl Settings {
         findings.push(match (self.appendonly.as_str(), self.appendfsync.as_str()) {
             ("yes", "always") => finding(false, "appendonly yes, appendfsync always: locks outlive a crash".into()),
             ("yes", sync) => {
-                // `no` leaves it to the kernel, which writes after 30 s (`vm.dirty_expire_centisecs`) and later.
+                // `no` leaves it to the kernel, which writes after 30 s (`vm.dirty_expire_centisecs`) and
+                // later.
                 let forgets = if sync == "no" { "of its last half minute or more" } else { "of its last second" };
                 let says = format!(
                     "appendonly yes, appendfsync {sync}: a crash of the host may forget locks {forgets}; set \

@@ -188,8 +188,8 @@ impl Inner {
         while !waiting.is_empty() {
             look.waiters.extend(layout::waiter(&waiting.bytes()));
         }
-        // The counter expires after 30 days without a grant. All tokens are then below the server's clock, so the clock
-        // is the bound.
+        // The counter expires after 30 days without a grant. All tokens are then below the server's clock, so
+        // the clock is the bound.
         let counter = items.number().unwrap_or(0);
         look.last_token = if counter > 0 { counter } else { now.saturating_sub(EPOCH_US) };
         Ok(look)
@@ -297,8 +297,8 @@ impl Inner {
         }
     }
 
-    /// A replica may lack locks: what it shows must not pass for all there are. Asked after the call, so that it covers
-    /// a server that was demoted before.
+    /// A replica may lack locks: what it shows must not pass for all there are. Asked after the call, so that
+    /// it covers a server that was demoted before.
     async fn refuse_replica(&self) -> Result<(), BackendError> {
         let asked = self.link.send_all(Over::Runtime, &[role::ask()], deadline()).await;
         let answers = asked.map_err(|failure| self.unanswered(failure))?;

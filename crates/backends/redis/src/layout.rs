@@ -1,7 +1,8 @@
 //! Layout of the keys and values in Redis.
 //!
-//! The lock itself is a plain string key, as other Redis lock clients set it, so that they and this library exclude
-//! each other. All other keys of a name are beside it, in the same hash slot. Values are readable text:
+//! The lock itself is a plain string key, as other Redis lock clients set it, so that they and this library
+//! exclude each other. All other keys of a name are beside it, in the same hash slot. Values are readable
+//! text:
 //!
 //! ```text
 //! lockkeeper:<id>:1:<state>:<token>:<since>:<extra>:<client>
@@ -11,11 +12,11 @@
 //! <meta: key=value lines>
 //! ```
 //!
-//! `1` is the version of the layout. `state`: `held`, `revoked` or `closed`. `token`: 0 for none. `since`: µs of the
-//! server's clock, or, from a plain `SET` to the first renewal, `+` and the ms for which the key was set. `extra`: ms
-//! by which the key outlives the hold, to keep the lock closed. `client`: its channel wakes the entry's owner. A
-//! waiter's record is `<expiry of the waiter, Unix ms>:<mode>` and the rest from `:<extra>` on.
-//! `lockkeeper:reserved:1` reserves a free lock for its waiters.
+//! `1` is the version of the layout. `state`: `held`, `revoked` or `closed`. `token`: 0 for none. `since`: µs
+//! of the server's clock, or, from a plain `SET` to the first renewal, `+` and the ms for which the key was
+//! set. `extra`: ms by which the key outlives the hold, to keep the lock closed. `client`: its channel wakes
+//! the entry's owner. A waiter's record is `<expiry of the waiter, Unix ms>:<mode>` and the rest from
+//! `:<extra>` on. `lockkeeper:reserved:1` reserves a free lock for its waiters.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -31,12 +32,12 @@ const MARKER: &str = "lockkeeper:permits:1:";
 /// Length to which another client's value is cut for display, in characters.
 const FOREIGN_SHOWN: usize = 64;
 
-/// Suffixes of the keys beside a lock, in the order in which the scripts take them (common.lua), after the lock's own
-/// key. An entry's id follows `gone:`.
+/// Suffixes of the keys beside a lock, in the order in which the scripts take them (common.lua), after the
+/// lock's own key. An entry's id follows `gone:`.
 const SUFFIXES: [&str; 7] = ["queue", "gone:", "token", "waiters", "permits", "slots", "until"];
 
-/// How many keys of a name a script gets. A script must get every key that it touches: the keys of a cluster migrate
-/// one by one, and a key that has migrated must not be taken for a missing one.
+/// How many keys of a name a script gets. A script must get every key that it touches: the keys of a cluster
+/// migrate one by one, and a key that has migrated must not be taken for a missing one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum KeySet {
     LockOnly = 1,
@@ -53,8 +54,8 @@ pub(super) struct Keys {
 impl Keys {
     pub(super) fn of(prefix: &str, name: &LockName) -> Self {
         let lock = [prefix, name.as_str()].concat();
-        // A key that has a hash tag keeps it; any other becomes the tag as a whole. The suffix `tagged` keeps the
-        // keys of `{x}` and `x` apart.
+        // A key that has a hash tag keeps it; any other becomes the tag as a whole. The suffix `tagged` keeps
+        // the keys of `{x}` and `x` apart.
         let tagged = has_tag(&lock);
         Self { lock, tagged }
     }
@@ -131,7 +132,8 @@ pub(super) fn tail(attempt: &Attempt, client: &str) -> Vec<u8> {
     [texts.as_bytes(), &attempt.meta].concat()
 }
 
-/// The value of a hold that is made without a script: without a token, and with the key's expiry as its only time.
+/// The value of a hold that is made without a script: without a token, and with the key's expiry as its only
+/// time.
 pub(super) fn plain_value(attempt: &Attempt, client: &str, lives_ms: u64) -> Vec<u8> {
     let start = [&held(&attempt.entry.id), "0:+", &lives_ms.to_string()].concat();
     [start.as_bytes(), &tail(attempt, client)].concat()

@@ -1,10 +1,10 @@
 //! `redis://`: one Redis server, a primary that sentinels name, or a cluster.
 //!
-//! A lock is a plain string key set with `SET NX PX`, as other Redis lock clients do it, so that they and this
-//! library exclude each other. Queue, tokens and permits are stored in keys beside it ([`layout`]). Every step that
-//! must be atomic is a script ([`scripts`]); sessions over such entries are in [`leased`](lockkeeper_backend::leased).
-//! The lease thread keeps the main connection up ([`main_connection`]); each runtime of callers has a connection of its
-//! own ([`link`]).
+//! A lock is a plain string key set with `SET NX PX`, as other Redis lock clients do it, so that they and
+//! this library exclude each other. Queue, tokens and permits are stored in keys beside it ([`layout`]).
+//! Every step that must be atomic is a script ([`scripts`]); sessions over such entries are in
+//! [`leased`](lockkeeper_backend::leased). The lease thread keeps the main connection up
+//! ([`main_connection`]); each runtime of callers has a connection of its own ([`link`]).
 
 mod answers;
 mod cluster;
@@ -62,8 +62,8 @@ pub const INFO: BackendInfo = BackendInfo {
     connect: |url| Box::pin(connect(url)),
 };
 
-/// Creates a client, after checking that the server answers and, for `fencing=counter` without `force`, that its
-/// settings let tokens survive.
+/// Creates a client, after checking that the server answers and, for `fencing=counter` without `force`, that
+/// its settings let tokens survive.
 async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let (settings, topology) = Settings::parse(url)?;
     let lease_thread = lease_thread()?;

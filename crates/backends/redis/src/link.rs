@@ -1,9 +1,10 @@
 //! Calls to one server. Errors report whether the call may have arrived (P12).
 //!
 //! Renewals go over the main connection, on the lease thread. All other calls go over a connection of the
-//! current runtime ([`Pool`]), to the address of the main connection. The lease thread has one, too, beside the main
-//! connection: for the ends of requests that no caller waits for, which can thus overtake an earlier attempt. Once the main connection was replaced, the
-//! runtimes' connections are not used any more: after a fail-over no call goes to the former primary.
+//! current runtime ([`Pool`]), to the address of the main connection. The lease thread has one, too, beside
+//! the main connection: for the ends of requests that no caller waits for, which can thus overtake an earlier
+//! attempt. Once the main connection was replaced, the runtimes' connections are not used any more: after a
+//! fail-over no call goes to the former primary.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,11 +25,11 @@ use super::refusal::{self, Refusal};
 use super::scripts::Script;
 use super::target::Target;
 
-/// Each runtime has one connection, closed after a minute without use. The limit on the total only matters for programs
-/// that create more and more runtimes.
+/// Each runtime has one connection, closed after a minute without use. The limit on the total only matters
+/// for programs that create more and more runtimes.
 const LIMITS: PoolLimits = PoolLimits { shared_each: 1, total: 256, idle: Duration::from_secs(60) };
-/// Largest batch of script calls (renewals, inspections) in one pipeline: other clients of the server must not wait
-/// long.
+/// Largest batch of script calls (renewals, inspections) in one pipeline: other clients of the server must
+/// not wait long.
 const BATCH: usize = 500;
 /// Time limit of the `PING` on the main connection after another connection could not be opened.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
@@ -146,8 +147,8 @@ impl Link {
         self.settled(self.send(command, deadline).await?, || command.clone(), deadline).await
     }
 
-    /// Returns the reply, or converts an error reply. If the key's slot migrates and the key is not here (`ASK`), returns
-    /// the reply of the other node.
+    /// Returns the reply, or converts an error reply. If the key's slot migrates and the key is not here
+    /// (`ASK`), returns the reply of the other node.
     async fn settled(
         &self,
         value: Value,
@@ -166,8 +167,8 @@ impl Link {
         }
     }
 
-    /// Sends a command to the node to which its slot migrates, on a connection for this command alone: migrations are
-    /// rare and short.
+    /// Sends a command to the node to which its slot migrates, on a connection for this command alone:
+    /// migrations are rare and short.
     async fn ask_there(&self, address: &str, call: Cmd) -> Result<Value, Failure> {
         let (name, port) = address.rsplit_once(':').ok_or(NOT_DONE)?;
         let host = Host { name: name.trim_matches(['[', ']']).to_owned(), port: port.parse().ok() };
@@ -210,8 +211,8 @@ impl Link {
         self.send_on_runtime(deadline, send).await
     }
 
-    /// Sends on the current runtime's connection. If there is no answer, for whatever reason, this connection is not
-    /// used again.
+    /// Sends on the current runtime's connection. If there is no answer, for whatever reason, this connection
+    /// is not used again.
     async fn send_on_runtime<T>(
         &self,
         deadline: Instant,
@@ -307,8 +308,8 @@ impl Connect for Connector {
             let late = |_| refusal::connecting_took_too_long(connector.0.target(), CONNECT_LIMIT);
             let opened = opened.unwrap_or_else(|elapsed| Err(late(elapsed)));
             if opened.is_err() {
-                // If the server does not answer on the main connection either, the main connection is replaced: there
-                // may have been a fail-over.
+                // If the server does not answer on the main connection either, the main connection is
+                // replaced: there may have been a fail-over.
                 let ping = redis::cmd("PING");
                 let send = async |mut main: RedisConnection| main.calls.send_packed_command(&ping).await;
                 let _ = connector.0.send(Instant::now() + PROBE_LIMIT, send).await;
@@ -340,7 +341,8 @@ fn answered<T>(answer: Result<RedisResult<T>, Elapsed>, server: &dyn fmt::Displa
     }
 }
 
-/// The server may have executed the call. The error names a reply that can't be read: the repeat may get the same one.
+/// The server may have executed the call. The error names a reply that can't be read: the repeat may get the
+/// same one.
 fn in_doubt(error: &RedisError, server: &dyn fmt::Display) -> Failure {
     let refusal = refusal::of_reply(error, server).map(Arc::new);
     Failure::Silent(CallError { sent: true, refusal })

@@ -1,6 +1,7 @@
-//! The main connection to a server, on the lease thread: for renewals, and for messages about entries, which Redis
-//! sends as pushes (RESP3; over RESP2, on a connection of their own). It is replaced when it ends, and when a call on it has no answer. Messages may be lost
-//! while there is none, so each new connection wakes all waiters.
+//! The main connection to a server, on the lease thread: for renewals, and for messages about entries, which
+//! Redis sends as pushes (RESP3; over RESP2, on a connection of their own). It is replaced when it ends, and
+//! when a call on it has no answer. Messages may be lost while there is none, so each new connection wakes
+//! all waiters.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -159,8 +160,8 @@ impl Keeper {
         if passing { NotConnected::Passing(error) } else { NotConnected::Failed(error.into()) }
     }
 
-    /// Opens a connection that receives the messages about entries. Over RESP2, which has no pushes, they arrive on
-    /// another connection, whose end ends this one.
+    /// Opens a connection that receives the messages about entries. Over RESP2, which has no pushes, they
+    /// arrive on another connection, whose end ends this one.
     async fn open(&self, dialer: Dialer, number: u64) -> RedisResult<Connected> {
         let (wakes, suspects) = (self.wakes.clone(), self.suspects.clone());
         if dialer.is_resp2() {
@@ -192,8 +193,8 @@ impl Keeper {
         Ok(Connected { connection, number, dialer, _messages: None })
     }
 
-    /// Checks that the server can have locks: it runs scripts, and is no replica. `no_resp3`: why RESP2 is used; `INFO`
-    /// then has the role, and the version.
+    /// Checks that the server can have locks: it runs scripts, and is no replica. `no_resp3`: why RESP2 is
+    /// used; `INFO` then has the role, and the version.
     async fn check(
         &self,
         mut connection: RedisConnection,

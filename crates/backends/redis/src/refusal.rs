@@ -35,8 +35,8 @@ impl Refusal {
     }
 }
 
-/// The errors of Redis, by their codes: the reaction and a remedy. Those of kind `Unreachable` pass by themselves; an error
-/// that is not listed needs an operator.
+/// The errors of Redis, by their codes: the reaction and a remedy. Those of kind `Unreachable` pass by
+/// themselves; an error that is not listed needs an operator.
 const ERRORS: &[(&str, BackendErrorKind, &str)] = &[
     ("BUSY", BackendErrorKind::Unreachable, "it is executing somebody's script"),
     ("CLUSTERDOWN", BackendErrorKind::Unreachable, "a part of the cluster has no primary"),
@@ -105,7 +105,8 @@ pub(super) fn is_passing(error: &RedisError) -> bool {
         || error.detail().is_some_and(|detail| wordings.iter().any(|wording| detail.contains(wording)))
 }
 
-/// Whether the server, or a proxy, knows no RESP3. Some proxies close the connection after an unknown command.
+/// Whether the server, or a proxy, knows no RESP3. Some proxies close the connection after an unknown
+/// command.
 pub(super) fn is_of_protocol(error: &RedisError) -> bool {
     let is_hello = |detail: &str| {
         let detail = detail.to_ascii_lowercase();
@@ -187,8 +188,8 @@ const CLIENTS: &str = "it has too many clients: raise its `maxclients`, or end s
 const LOGIN: &str = "check user and password: `redis://user:password@host`";
 const PERMISSION: &str = "its user lacks a permission: docs/backends/redis.md lists what is needed";
 
-/// Whether the user lacks a permission. The error text differs between versions of Redis, and between scripts and plain
-/// commands.
+/// Whether the user lacks a permission. The error text differs between versions of Redis, and between scripts
+/// and plain commands.
 fn lacks_permission(code: &str, details: &str) -> bool {
     let words = ["ACL failure", "can't run this command", "can't access", "no permissions to access"];
     code == "NOPERM" || words.iter().any(|words| details.contains(words))

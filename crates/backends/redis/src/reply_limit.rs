@@ -1,8 +1,8 @@
 //! Limits on what a server may send as one reply.
 //!
-//! The client library's parser has none: it buffers a string of 2 GB, and reserves memory for a billion announced elements. So
-//! that no server can exhaust the memory of its clients, each stream is read through [`ReplyLimit`], which follows the lengths in
-//! it and fails before the parser gets one that is too large.
+//! The client library's parser has none: it buffers a string of 2 GB, and reserves memory for a billion
+//! announced elements. So that no server can exhaust the memory of its clients, each stream is read through
+//! [`ReplyLimit`], which follows the lengths in it and fails before the parser gets one that is too large.
 
 use std::error::Error;
 use std::io;
@@ -13,8 +13,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Largest reply, in bytes. Our own largest one, 14 MiB, describes a lock with all of its permits held.
 pub(super) const REPLY_BYTES_MAX: usize = 16 << 20;
-/// Largest number of values in a reply, counted at all depths. The largest replies have 200,000 (the same one) and 300,000
-/// (the map of a cluster whose slots are all apart).
+/// Largest number of values in a reply, counted at all depths. The largest replies have 200,000 (the same
+/// one) and 300,000 (the map of a cluster whose slots are all apart).
 pub(super) const REPLY_VALUES_MAX: usize = 1 << 19;
 /// Longest line, in bytes: an error, a number, a length. Redis limits its own errors to less.
 const LINE_BYTES_MAX: usize = 1 << 16;
@@ -96,7 +96,8 @@ impl ReplyScanner {
             return Ok(());
         };
         let number = std::str::from_utf8(text).ok().and_then(|text| text.trim().parse::<i64>().ok());
-        // The parser refuses text that is no number. Where a negative length does not mean `Nil`, it takes it for 2^64 or so.
+        // The parser refuses text that is no number. Where a negative length does not mean `Nil`, it takes it
+        // for 2^64 or so.
         let length = number.map_or(0, |number| usize::try_from(number).unwrap_or(usize::MAX));
         let is_nil = number.is_some_and(|number| number < 0);
         let (text, values) = match *kind {
@@ -273,7 +274,8 @@ mod tests {
         }
     }
 
-    /// The error of a stream that sends `begin`, and then `again` forever; and how many bytes of it were read.
+    /// The error of a stream that sends `begin`, and then `again` forever; and how many bytes of it were
+    /// read.
     fn refused(begin: &str, again: &str) -> (TooLong, usize) {
         let (mut scanner, mut sent) = (ReplyScanner::default(), 0);
         let parts = std::iter::once(begin).chain(std::iter::repeat(again));

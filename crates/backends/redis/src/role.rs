@@ -10,7 +10,8 @@ pub(super) fn ask() -> Cmd {
     redis::cmd("HELLO")
 }
 
-/// Whether the answer to [`ask`] or `INFO` is that of a replica. A proxy that does not answer counts as a primary.
+/// Whether the answer to [`ask`] or `INFO` is that of a replica. A proxy that does not answer counts as a
+/// primary.
 pub(super) fn is_replica(answer: &Value) -> bool {
     let is_role = |value: &Value| matches!(value, Value::BulkString(text) if text == b"role");
     let role = match answer {

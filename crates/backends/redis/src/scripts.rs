@@ -1,5 +1,5 @@
-//! Scripts: all steps that must be atomic. Each runs by its digest (`EVALSHA`). A server that does not have it, for
-//! example after a restart, is sent the text, which also caches it there.
+//! Scripts: all steps that must be atomic. Each runs by its digest (`EVALSHA`). A server that does not have
+//! it, for example after a restart, is sent the text, which also caches it there.
 //!
 //! The queue is in `scripts/queue.lua`, removals in `scripts/finish.lua`, wake-ups in `scripts/wait.lua`.
 
@@ -60,8 +60,8 @@ impl Script {
         Self { text, digest }
     }
 
-    /// The command that runs the script by its digest, with the keys of a name and an entry. The caller adds the
-    /// arguments.
+    /// The command that runs the script by its digest, with the keys of a name and an entry. The caller adds
+    /// the arguments.
     pub(super) fn call(&self, keys: &Keys, set: KeySet, id: &EntryId) -> Cmd {
         // Enough for all arguments of most calls.
         let mut command = Cmd::with_capacity(16, 512);

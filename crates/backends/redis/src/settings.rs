@@ -82,8 +82,8 @@ const SENTINEL_USER: &str = "sentinel-user";
 const SOCKET: &str = "redis+unix";
 
 impl Settings {
-    /// The settings that all schemes over Redis share: login, database, prefix, TLS. `tls`: whether the scheme requires
-    /// TLS. The caller checks which parameters the URL may have.
+    /// The settings that all schemes over Redis share: login, database, prefix, TLS. `tls`: whether the
+    /// scheme requires TLS. The caller checks which parameters the URL may have.
     pub fn of(url: &Url, tls: bool) -> Result<Self, ConnectError> {
         let by_socket = url.scheme == SOCKET;
         let db = match url.path.trim_matches('/') {
@@ -167,7 +167,8 @@ impl Settings {
         self.sentinel_login.is_some()
     }
 
-    /// For a connection to a sentinel, with its own login, or else with the one of its servers; or without one.
+    /// For a connection to a sentinel, with its own login, or else with the one of its servers; or without
+    /// one.
     pub(super) fn sentinel(&self, host: &Host, login: bool) -> Result<Dialer, BackendError> {
         let (login, password) = match (login, &self.sentinel_login) {
             (false, _) => (RedisConnectionInfo::default(), None),

@@ -24,8 +24,8 @@ pub(super) struct Range {
     pub(super) primary: Host,
 }
 
-/// Decodes the reply to `CLUSTER SLOTS`. `asked`: the host that sent it, for a node that reports no address of its
-/// own.
+/// Decodes the reply to `CLUSTER SLOTS`. `asked`: the host that sent it, for a node that reports no address
+/// of its own.
 pub(super) fn ranges(answer: Value, asked: &Host) -> Vec<Range> {
     let (mut items, mut ranges) = (Items::from(answer), Vec::new());
     while !items.is_empty() {

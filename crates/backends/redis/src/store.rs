@@ -1,18 +1,18 @@
-//! Entries in one Redis. Each call is one script, except the first attempt at an exclusive hold without a token,
-//! which is a plain `SET NX PX`; the script runs only if the key exists.
+//! Entries in one Redis. Each call is one script, except the first attempt at an exclusive hold without a
+//! token, which is a plain `SET NX PX`; the script runs only if the key exists.
 //!
 //! Why a plain `SET` may replace the script, which checks more keys than the lock's:
-//! - *The queue* (P8). A step that frees a lock of this library while others wait also reserves the lock's key for
-//!   them (`keep_free` in queue.lua), until the first waiter takes it. So a `SET` succeeds beside a queue only where
-//!   a key expired, another client deleted it, or the first waiter did not come within the two seconds of the
-//!   reservation.
-//! - *The entry's own end* (P7). An attempt and the end of its entry may use different connections, so that the `SET`
-//!   may arrive after the end. Such a late `SET` must not hold. An end that may overtake an attempt (`doubt`) therefore
-//!   leaves a record (`gone`), which outlives the key of a late `SET` and invalidates it: every script treats this key
-//!   as free (`in_the_way` in way.lua), a renewal does not extend it, and a `SET` that finds it is followed by a
-//!   script. Only clients that do not know the record are excluded until the key expires. So the key must not live for
-//!   longer than the ttl: an entry that keeps the lock closed for longer is created by the script, which checks the
-//!   record itself.
+//! - *The queue* (P8). A step that frees a lock of this library while others wait also reserves the lock's
+//!   key for them (`keep_free` in queue.lua), until the first waiter takes it. So a `SET` succeeds beside a
+//!   queue only where a key expired, another client deleted it, or the first waiter did not come within the
+//!   two seconds of the reservation.
+//! - *The entry's own end* (P7). An attempt and the end of its entry may use different connections, so that
+//!   the `SET` may arrive after the end. Such a late `SET` must not hold. An end that may overtake an attempt
+//!   (`doubt`) therefore leaves a record (`gone`), which outlives the key of a late `SET` and invalidates it:
+//!   every script treats this key as free (`in_the_way` in way.lua), a renewal does not extend it, and a
+//!   `SET` that finds it is followed by a script. Only clients that do not know the record are excluded until
+//!   the key expires. So the key must not live for longer than the ttl: an entry that keeps the lock closed
+//!   for longer is created by the script, which checks the record itself.
 //! - *A repeat* (P7) is never a `SET`: the script recognizes the entry's own value.
 
 use std::sync::Arc;
@@ -34,8 +34,8 @@ use super::scripts::{SCRIPTS, Script};
 use super::settings::{Settings, Topology};
 use super::target::Target;
 
-/// Bounds in ms of the random pause before the first waiter checks the lock again, if its holder is no client of this
-/// library and sends no wake-ups.
+/// Bounds in ms of the random pause before the first waiter checks the lock again, if its holder is no client
+/// of this library and sends no wake-ups.
 const FOREIGN_LOOKS: (u64, u64) = (50, 150);
 
 /// One Redis server, or a service that acts as one: a primary with its replicas, or a node of a cluster.
@@ -60,8 +60,8 @@ pub(super) enum Role {
     OfMajority,
 }
 
-/// Opens one of several servers for a majority. Its messages about entries go to `wakes`; all servers know this client
-/// by the same name.
+/// Opens one of several servers for a majority. Its messages about entries go to `wakes`; all servers know
+/// this client by the same name.
 pub async fn open_store(
     host: &Host,
     settings: &Settings,
@@ -166,7 +166,8 @@ impl Store for RedisStore {
     }
 }
 
-/// Converts the failure of a renewal or an end. If Redis refused it, it was not executed; the caller repeats it.
+/// Converts the failure of a renewal or an end. If Redis refused it, it was not executed; the caller repeats
+/// it.
 fn not_known(failure: Failure) -> CallError {
     match failure {
         Failure::Silent(error) => error,
@@ -285,8 +286,8 @@ impl Inner {
         call
     }
 
-    /// Renews one entry after the other, exclusive holds by their own keys: a slot that migrates must not end them, nor
-    /// hold up entries in other slots. A waiter counts as gone, and tries again.
+    /// Renews one entry after the other, exclusive holds by their own keys: a slot that migrates must not end
+    /// them, nor hold up entries in other slots. A waiter counts as gone, and tries again.
     async fn renew_apart(&self, entries: &[Arc<Entry>], limit: Duration) -> Result<Vec<Value>, Failure> {
         let mut answers = Vec::with_capacity(entries.len());
         for entry in entries {
@@ -313,10 +314,10 @@ impl Inner {
     }
 
     fn finish_call(&self, entry: &Entry, doubt: bool) -> Cmd {
-        // A server can stand still for longer than any ttl, and then execute attempts sent before. An attempt that is
-        // executed within twice the ttl after this end is invalidated by the record, which is kept until the key that
-        // the attempt sets has expired. An attempt that is executed even later sets a key that is never renewed and
-        // expires.
+        // A server can stand still for longer than any ttl, and then execute attempts sent before. An attempt
+        // that is executed within twice the ttl after this end is invalidated by the record, which is kept
+        // until the key that the attempt sets has expired. An attempt that is executed even later sets a key
+        // that is never renewed and expires.
         let remembered = if doubt { ms(entry.ttl * 2) + lives_ms(entry) } else { 0 };
         let mut call = SCRIPTS.finish.call(&self.keys(&entry.name), key_set(entry), &entry.id);
         call.arg(layout::held(&entry.id)).arg(if self.is_fair() { "f" } else { "" });
@@ -354,8 +355,8 @@ impl Inner {
             }
             // The entry's end arrived before the attempt: the caller has stopped waiting for it.
             "over" => Tried::Busy(Busy::default()),
-            // An operator broke the hold before its grant was received. The hold is not renewed and expires; the caller
-            // tries again.
+            // An operator broke the hold before its grant was received. The hold is not renewed and expires;
+            // the caller tries again.
             "revoked" => return Err(CallError::IN_DOUBT),
             "type" => Tried::Refused(self.wrong_type(&entry.name, &items.word())),
             "limit" => {
@@ -409,7 +410,8 @@ fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The pause before the next check of a lock whose holder sends no wake-ups. Random, to spread the waiters' checks.
+/// The pause before the next check of a lock whose holder sends no wake-ups. Random, to spread the waiters'
+/// checks.
 fn foreign_look() -> Duration {
     let mut random = [0];
     // Without randomness all waiters use the same pause, which does no harm.
@@ -472,7 +474,8 @@ mod tests {
             let tried = store.attempt(late.clone()).await.unwrap();
             // Only the plain `SET` of the first case does not read the record of the end.
             assert_eq!(matches!(tried, Tried::Granted(_)), case == 0, "{case}: {tried:?}");
-            // A renewal that was sent before the end, and arrives after the attempt, does not turn the key into a hold.
+            // A renewal that was sent before the end, and arrives after the attempt, does not turn the key
+            // into a hold.
             assert_eq!(store.renew(vec![late.entry.clone()]).await.unwrap(), [Renewed::Gone], "{case}");
             assert!(redis.cli(&["PTTL", "jobs"]).parse::<i64>().unwrap() <= 30_000, "{case}");
             let next = attempt("0e87-1", mode, ZERO, lock_delay);

@@ -61,8 +61,8 @@ impl Target {
         matches!(self.topology, Topology::Sentinel { .. })
     }
 
-    /// Queries all sentinels. During a fail-over, and if it was cut off, a sentinel names the former primary: the answer
-    /// with the newest epoch is used, and no other one, even if its server can't be reached.
+    /// Queries all sentinels. During a fail-over, and if it was cut off, a sentinel names the former primary:
+    /// the answer with the newest epoch is used, and no other one, even if its server can't be reached.
     async fn primary(&self, sentinels: &[Host], name: &str) -> Result<Host, ConnectError> {
         let mut asking = JoinSet::new();
         for sentinel in sentinels {

@@ -13,7 +13,8 @@ use super::claim::Claim;
 use super::store::{Quorum, run_in_background};
 use super::tally::{NodeReply, Tally, Verdict};
 
-/// Maximum number of rounds of an acquire that does not wait, while rivals split the nodes so that none has a majority.
+/// Maximum number of rounds of an acquire that does not wait, while rivals split the nodes so that none has a
+/// majority.
 const SPLIT_ROUNDS: u32 = 3;
 /// The random pause between these rounds, in milliseconds.
 const SPLIT_PAUSE_MS: std::ops::Range<u64> = 10..60;
@@ -69,7 +70,8 @@ impl Quorum {
         }
     }
 
-    /// A repeated attempt of a claim that holds or is over: checks the hold by a renewal, which creates nothing.
+    /// A repeated attempt of a claim that holds or is over: checks the hold by a renewal, which creates
+    /// nothing.
     async fn check(self: &Arc<Self>, claim: &Claim) -> Result<Tried, CallError> {
         match self.renew(std::slice::from_ref(&claim.entry)).await?[..] {
             [Renewed::Kept] => Ok(Tried::Granted(Granted::default())),
@@ -85,8 +87,8 @@ impl Quorum {
         let calls = (0..self.nodes.len()).map(|index| call(index).run(attempt.clone()));
         let mut calls: FuturesUnordered<_> = calls.collect();
         let mut tally = Tally::new(self.nodes.len(), self.majority);
-        // A grant and `Taken` are returned as soon as they are certain. An error lists every node's reply, so it waits
-        // for all.
+        // A grant and `Taken` are returned as soon as they are certain. An error lists every node's reply, so
+        // it waits for all.
         while !matches!(tally.verdict(), Verdict::Won | Verdict::Taken)
             && let Some((index, reply)) = calls.next().await
         {
@@ -133,8 +135,8 @@ impl Drop for EndOnDrop<'_> {
     }
 }
 
-/// An attempt on one node. When it is dropped, its reply is recorded. If there is none yet, the attempt counts as sent
-/// and not answered.
+/// An attempt on one node. When it is dropped, its reply is recorded. If there is none yet, the attempt
+/// counts as sent and not answered.
 struct NodeAttempt {
     quorum: Arc<Quorum>,
     claim: Arc<Claim>,
@@ -172,8 +174,8 @@ impl NodeAttempt {
             Ok(Ok(Tried::Refused(error))) => NodeReply::Refused(error),
             Ok(Err(error)) => NodeReply::Failed { sent: error.sent, why: node.why(&error) },
             Err(_) => {
-                // The call continues in the background, to the store's own, longer limit, at which the store checks its
-                // connection.
+                // The call continues in the background, to the store's own, longer limit, at which the store
+                // checks its connection.
                 tokio::spawn(call);
                 NodeReply::Failed { sent: true, why: format!("no answer within {limit:?}") }
             }

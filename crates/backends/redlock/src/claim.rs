@@ -1,8 +1,8 @@
 //! A claim: one request of a session, and the state of its entry on every node.
 //!
-//! Contains the decisions that need no I/O: which replies count, from when a hold is valid, and which entries must be
-//! removed. Every method is one step under one mutex, so that for any order of the nodes' replies no entry is left that
-//! belongs to no hold.
+//! Contains the decisions that need no I/O: which replies count, from when a hold is valid, and which entries
+//! must be removed. Every method is one step under one mutex, so that for any order of the nodes' replies no
+//! entry is left that belongs to no hold.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,8 +38,8 @@ struct ClaimState {
     phase: ClaimPhase,
     /// Number of rounds so far. A round is one attempt on every node.
     rounds: u64,
-    /// When the latest keep-alive that may have been acknowledged was sent. Entries set by a round that began before
-    /// would expire before the session's deadline, and do not count (P5).
+    /// When the latest keep-alive that may have been acknowledged was sent. Entries set by a round that began
+    /// before would expire before the session's deadline, and do not count (P5).
     floor: BootInstant,
     /// When a call last used this claim.
     used: BootInstant,
@@ -55,15 +55,17 @@ enum ClaimPhase {
     Acquiring { round: u64, since: BootInstant },
     /// `round` won.
     Held { round: u64 },
-    /// The claim is over, and its entries are being removed. `held`: whether it was a hold when its end began.
+    /// The claim is over, and its entries are being removed. `held`: whether it was a hold when its end
+    /// began.
     Ending { held: bool },
 }
 
 /// A claim's state on one node.
 #[derive(Clone, Copy, Debug)]
 struct NodeState {
-    /// The last part of the entry's id on this node. It changes after each removal, since the node records the removed
-    /// id as gone. So an entry that an attempt is granted was set by this attempt, not by an earlier one.
+    /// The last part of the entry's id on this node. It changes after each removal, since the node records
+    /// the removed id as gone. So an entry that an attempt is granted was set by this attempt, not by an
+    /// earlier one.
     number: u32,
     entry: EntryState,
     /// How the claim's last hold on this node ended.
@@ -161,7 +163,8 @@ impl Claim {
         }
     }
 
-    /// Time limit of an attempt on one node: small against the ttl, since it is subtracted from the hold's validity.
+    /// Time limit of an attempt on one node: small against the ttl, since it is subtracted from the hold's
+    /// validity.
     pub(super) fn attempt_limit(&self) -> Duration {
         (self.entry.ttl / 20)
             .clamp(Duration::from_millis(200), Duration::from_secs(1))
@@ -199,9 +202,9 @@ impl Claim {
         Some(state.rounds)
     }
 
-    /// Begins an attempt on a node, after the node has answered the earlier ones and their entries are removed there.
-    /// Returns the entry, and `true` unless the claim has a place in the node's queue. Returns `None` if the round is
-    /// over, or if the node has granted already.
+    /// Begins an attempt on a node, after the node has answered the earlier ones and their entries are
+    /// removed there. Returns the entry, and `true` unless the claim has a place in the node's queue. Returns
+    /// `None` if the round is over, or if the node has granted already.
     pub(super) async fn begin_attempt(&self, index: usize, round: u64) -> Option<(Arc<Entry>, bool)> {
         let began = self.wait_for(|state| {
             let acquires =
@@ -220,7 +223,8 @@ impl Claim {
         began.await.map(|(number, first)| (self.node_entry(number, self.entry.keep_closed), first))
     }
 
-    /// Records a node's reply to an attempt of this round. Returns whether the entry must now be removed there.
+    /// Records a node's reply to an attempt of this round. Returns whether the entry must now be removed
+    /// there.
     pub(super) fn record_reply(&self, index: usize, round: u64, reply: &NodeReply) -> bool {
         self.change(|state| {
             let (counts, may_wait) = match state.phase {
@@ -249,8 +253,8 @@ impl Claim {
         })
     }
 
-    /// A majority granted. `Ok`: the nodes from whose queues the claim must be removed. `Err`: the grants came too late
-    /// or do not count, and must be removed from these nodes.
+    /// A majority granted. `Ok`: the nodes from whose queues the claim must be removed. `Err`: the grants
+    /// came too late or do not count, and must be removed from these nodes.
     pub(super) fn win(&self, round: u64, now: BootInstant) -> Result<Vec<usize>, Vec<usize>> {
         self.change(|state| match state.phase {
             ClaimPhase::Acquiring { round: current, since }
@@ -268,8 +272,8 @@ impl Claim {
         self.change(|state| state.lose(round))
     }
 
-    /// The longest validity of a hold, counted from before its first send: the session's ttl less 1 %. This is
-    /// Redlock's `ttl - (1 % + 2 ms)` for the ttl of the entries, which is 2 ms longer.
+    /// The longest validity of a hold, counted from before its first send: the session's ttl less 1 %. This
+    /// is Redlock's `ttl - (1 % + 2 ms)` for the ttl of the entries, which is 2 ms longer.
     fn validity(&self) -> Duration {
         self.entry.ttl - self.entry.ttl * DRIFT_PERCENT / 100
     }
@@ -350,8 +354,8 @@ impl Claim {
                 let entry = |node: &NodeState| self.node_entry(node.number, self.entry.keep_closed);
                 Renewing::Entries(held.map(|(index, node)| (index, entry(node))).collect())
             }
-            // Set when the keep-alive is sent, not when it is acknowledged: a round that began earlier and wins
-            // meanwhile must not count.
+            // Set when the keep-alive is sent, not when it is acknowledged: a round that began earlier and
+            // wins meanwhile must not count.
             ClaimPhase::Idle | ClaimPhase::Acquiring { .. } => {
                 state.floor = state.floor.max(now);
                 Renewing::Nothing
@@ -359,8 +363,8 @@ impl Claim {
         }
     }
 
-    /// Records that a node has lost this entry. The node stays without an entry of the hold: a renewal never creates
-    /// one.
+    /// Records that a node has lost this entry. The node stays without an entry of the hold: a renewal never
+    /// creates one.
     pub(super) fn lost(&self, index: usize, entry: &Entry) {
         let node = &mut self.state().nodes[index];
         let is_same = entry.id.0.rsplit('.').next() == Some(node.number.to_string().as_str());
@@ -407,8 +411,8 @@ impl ClaimState {
         removing
     }
 
-    /// The outcome of the claim's end once it is certain. `Err`: it is uncertain, and no answer is expected soon from a
-    /// node that could make it certain.
+    /// The outcome of the claim's end once it is certain. `Err`: it is uncertain, and no answer is expected
+    /// soon from a node that could make it certain.
     fn outcome_of_end(&self, majority: usize) -> Option<Result<End, CallError>> {
         let ClaimPhase::Ending { held } = self.phase else { return None };
         let count = |is: &dyn Fn(&NodeState) -> bool| self.nodes.iter().filter(|node| is(node)).count();

@@ -17,15 +17,16 @@ pub(super) struct Claims(Mutex<ClaimRecords>);
 #[derive(Default)]
 struct ClaimRecords {
     claims: BTreeMap<EntryId, Arc<Claim>>,
-    /// Requests that have ended although a delayed attempt of them may still be made, and when each record expires.
+    /// Requests that have ended although a delayed attempt of them may still be made, and when each record
+    /// expires.
     over: BTreeMap<EntryId, BootInstant>,
     /// Number of records at which the next sweep runs.
     sweep_at: usize,
 }
 
 impl ClaimRecords {
-    /// Once there are `sweep_at` records, removes the expired ones, and the claims of abandoned sessions, which are
-    /// never ended.
+    /// Once there are `sweep_at` records, removes the expired ones, and the claims of abandoned sessions,
+    /// which are never ended.
     fn sweep(&mut self, now: BootInstant) {
         if self.claims.len() + self.over.len() >= self.sweep_at {
             self.claims.retain(|_, claim| !claim.is_expired(now));

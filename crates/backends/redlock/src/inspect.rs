@@ -41,8 +41,8 @@ pub(super) async fn ask_majority<T, F: Future<Output = Result<T, BackendError>>>
     Err(too_few(&what, errors.iter().map(|(name, error)| (*name, error.to_string())), kinds))
 }
 
-/// Identifies one holder across the keys of several servers. For an entry: its id without the number, which differs
-/// between servers. For another client's key: its value.
+/// Identifies one holder across the keys of several servers. For an entry: its id without the number, which
+/// differs between servers. For another client's key: its value.
 fn holder_id(seen: &Seen) -> String {
     let id = seen.id.as_ref().map(|id| id.0.rsplit_once('.').map_or(id.0.as_str(), |(id, _)| id));
     id.unwrap_or(&seen.info.owner).to_owned()

@@ -1,27 +1,28 @@
 //! `redlock://`: a majority of independent Redis servers.
 //!
 //! Each server is a [`RedisStore`](lockkeeper_redis) of its own. The quorum over them ([`store`]) is a store
-//! again, with sessions on top as for any other ([`leased`](lockkeeper_backend::leased)). A hold is one entry on each
-//! server, and lasts as long as a majority of the servers has its entry.
+//! again, with sessions on top as for any other ([`leased`](lockkeeper_backend::leased)). A hold is one entry
+//! on each server, and lasts as long as a majority of the servers has its entry.
 //!
-//! Why a session's deadline is safe (P5), provided that the servers keep the writes that they acknowledged: a hold
-//! ends at the client before a majority of its entries can have expired.
-//! - An entry is set for `ttl + 2 ms`. The session's deadline is `ttl - 1 %` after the time just before its keep-alive
-//!   was sent. With `elapsed` counted from before the attempt's first send, the validity that is left when a majority
-//!   has granted is thus at most `ttl - elapsed - (1 % + 2 ms)` for the entries' own ttl, as Redlock requires. If that
-//!   is negative, the attempt fails.
-//! - The deadline counts from the latest acknowledged keep-alive. A keep-alive is acknowledged only if for every hold a
-//!   *majority* has confirmed the renewal of its entry; nodes that only may have renewed it do not count. For a request
-//!   that did not hold yet, only entries count that were set by a round which began after that keep-alive was sent
-//!   (`Claim::win`).
-//! - An entry's id on a server is never used again after the entry was removed there, and a round makes one attempt per
-//!   server. So an entry that a round is granted was set in this round, and never earlier.
-//! - A renewal never creates an entry: a server that lost one stays without it, and the hold lasts as long as a
-//!   majority is left. To create the entry again, the client would have to know that no other client held the lock
-//!   there meanwhile.
+//! Why a session's deadline is safe (P5), provided that the servers keep the writes that they acknowledged: a
+//! hold ends at the client before a majority of its entries can have expired.
+//! - An entry is set for `ttl + 2 ms`. The session's deadline is `ttl - 1 %` after the time just before its
+//!   keep-alive was sent. With `elapsed` counted from before the attempt's first send, the validity that is
+//!   left when a majority has granted is thus at most `ttl - elapsed - (1 % + 2 ms)` for the entries' own
+//!   ttl, as Redlock requires. If that is negative, the attempt fails.
+//! - The deadline counts from the latest acknowledged keep-alive. A keep-alive is acknowledged only if for
+//!   every hold a *majority* has confirmed the renewal of its entry; nodes that only may have renewed it do
+//!   not count. For a request that did not hold yet, only entries count that were set by a round which began
+//!   after that keep-alive was sent (`Claim::win`).
+//! - An entry's id on a server is never used again after the entry was removed there, and a round makes one
+//!   attempt per server. So an entry that a round is granted was set in this round, and never earlier.
+//! - A renewal never creates an entry: a server that lost one stays without it, and the hold lasts as long as
+//!   a majority is left. To create the entry again, the client would have to know that no other client held
+//!   the lock there meanwhile.
 //!
-//! A failed round leaves no granted entries: they are removed from every server before the next attempt there, also if
-//! the caller is gone or the server did not answer. Only the places in queues are kept, until the request ends.
+//! A failed round leaves no granted entries: they are removed from every server before the next attempt
+//! there, also if the caller is gone or the server did not answer. Only the places in queues are kept, until
+//! the request ends.
 
 mod acquire;
 mod claim;

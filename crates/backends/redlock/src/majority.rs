@@ -17,8 +17,8 @@ pub(super) const fn majority_of(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
-/// Makes all calls at once. Returns their results with their indexes, without those of calls that took too long and
-/// were dropped.
+/// Makes all calls at once. Returns their results with their indexes, without those of calls that took too
+/// long and were dropped.
 pub(super) async fn ask_all<T, E>(
     calls: Vec<impl Future<Output = Result<T, E>>>,
 ) -> Vec<(usize, Result<T, E>)> {
@@ -38,8 +38,8 @@ pub(super) async fn ask_all<T, E>(
     results
 }
 
-/// The error of a call that too few servers answered. `each`: the servers' names and answers. `kinds`: the kinds of
-/// their errors.
+/// The error of a call that too few servers answered. `each`: the servers' names and answers. `kinds`: the
+/// kinds of their errors.
 pub(super) fn too_few<'a>(
     what: &str,
     each: impl Iterator<Item = (&'a str, String)>,

@@ -1,5 +1,5 @@
-//! Removal of the entries of ended holds and of failed attempts, on the runtime of the caller that releases or on the
-//! lease thread, until the node has answered.
+//! Removal of the entries of ended holds and of failed attempts, on the runtime of the caller that releases
+//! or on the lease thread, until the node has answered.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep, timeout};
 use super::claim::Claim;
 use super::store::{Quorum, run_in_background};
 
-/// Pauses before a removal is repeated: the first, and the longest, so that a node that is back gets it within a
-/// second.
+/// Pauses before a removal is repeated: the first, and the longest, so that a node that is back gets it
+/// within a second.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 impl Quorum {
@@ -126,8 +126,8 @@ impl Quorum {
     }
 }
 
-/// A removal from one node by the caller of a release. If it gets no answer, or is dropped because its runtime ends,
-/// the lease thread repeats it.
+/// A removal from one node by the caller of a release. If it gets no answer, or is dropped because its
+/// runtime ends, the lease thread repeats it.
 struct NodeRemoval {
     quorum: Arc<Quorum>,
     claim: Arc<Claim>,

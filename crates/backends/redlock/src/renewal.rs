@@ -112,8 +112,8 @@ impl RenewalCount {
         self.pending -= 1;
     }
 
-    /// The outcome once it is certain: kept if a majority renewed the entry. If no majority can renew it any more:
-    /// revoked if the nodes on which an operator broke it would complete a majority, otherwise gone.
+    /// The outcome once it is certain: kept if a majority renewed the entry. If no majority can renew it any
+    /// more: revoked if the nodes on which an operator broke it would complete a majority, otherwise gone.
     fn outcome(&self, majority: usize) -> Option<Renewed> {
         if !self.holds || self.kept >= majority {
             Some(Renewed::Kept)

@@ -1,7 +1,8 @@
 //! One server of a quorum.
 //!
-//! A quorum works while a minority of its servers is down, so each unusable server is retried in the background.
-//! Without a connection its calls fail at once: the other servers decide, and no caller waits for one that is down.
+//! A quorum works while a minority of its servers is down, so each unusable server is retried in the
+//! background. Without a connection its calls fail at once: the other servers decide, and no caller waits for
+//! one that is down.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -24,7 +25,8 @@ pub(super) struct QuorumSettings {
     /// This client's random name, the same at all servers.
     pub(super) client: String,
     pub(super) lease_thread: LeaseThread,
-    /// The address under which each `run_id` was first seen: one server under two addresses must not vote twice.
+    /// The address under which each `run_id` was first seen: one server under two addresses must not vote
+    /// twice.
     pub(super) run_ids: Mutex<BTreeMap<String, String>>,
 }
 
@@ -36,7 +38,8 @@ pub(super) struct QuorumServer {
     pub(super) wakes: Wakes,
     host: Host,
     settings: Arc<QuorumSettings>,
-    /// Set at the first success: from then on its store keeps the connection up. `Err`: why it could not be used yet.
+    /// Set at the first success: from then on its store keeps the connection up. `Err`: why it could not be
+    /// used yet.
     opened: Mutex<Result<OpenedServer, String>>,
 }
 

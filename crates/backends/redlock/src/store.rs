@@ -1,9 +1,9 @@
 //! A majority of independent stores as one [`Store`].
 //!
 //! An attempt, a release and a keep-alive each go to all nodes at once ([`acquire`](super::acquire),
-//! [`removal`](super::removal), [`renewal`](super::renewal)), on the runtime of their caller. The result is returned as
-//! soon as it is certain; the other nodes' calls run to their end in the background. If the runtime ends before, the
-//! lease thread removes the entries that they may have left.
+//! [`removal`](super::removal), [`renewal`](super::renewal)), on the runtime of their caller. The result is
+//! returned as soon as it is certain; the other nodes' calls run to their end in the background. If the
+//! runtime ends before, the lease thread removes the entries that they may have left.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -20,8 +20,8 @@ use super::claim::Claim;
 use super::claims::Claims;
 use super::majority::majority_of;
 
-/// Only wake-ups due within this time trigger an attempt at once; later ones are covered by the next scheduled
-/// attempt.
+/// Only wake-ups due within this time trigger an attempt at once; later ones are covered by the next
+/// scheduled attempt.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
 /// While this many removals on a node are unanswered, the node gets no attempts. This bounds memory.
@@ -34,7 +34,8 @@ pub(super) struct QuorumNode {
     pub(super) store: Arc<dyn Store>,
     /// The listener for its wake-ups.
     wakes: Wakes,
-    /// Each removal that the node has not answered takes a permit. While none is left, the node gets no attempts.
+    /// Each removal that the node has not answered takes a permit. While none is left, the node gets no
+    /// attempts.
     pub(super) unanswered: Semaphore,
 }
 
@@ -112,8 +113,8 @@ impl Quorum {
     }
 
     /// Handles a wake-up from a node for one entry, or for all. It is passed on to the claim's session once a
-    /// majority of the nodes may be free. With fewer an attempt could not succeed, and waiters would wake each other
-    /// by removing the entries of their failed attempts.
+    /// majority of the nodes may be free. With fewer an attempt could not succeed, and waiters would wake
+    /// each other by removing the entries of their failed attempts.
     fn woken(&self, index: usize, id: Option<&EntryId>, wake: Wake) {
         // A majority's hold can't be broken (`Backend::break_hold`), so that a node sends no other wake-ups.
         let Wake::Try(after) = wake else { return };

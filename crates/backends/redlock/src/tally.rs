@@ -67,8 +67,8 @@ impl Tally {
         } else if granted + taken >= self.majority {
             Verdict::Taken
         } else if granted + taken + pending >= self.majority {
-            // A majority can't grant any more, but whether the lock is taken or the nodes are out of reach is still
-            // open.
+            // A majority can't grant any more, but whether the lock is taken or the nodes are out of reach is
+            // still open.
             Verdict::Open
         } else if self.replies.len() - refused < self.majority {
             Verdict::Refused

@@ -301,7 +301,8 @@ impl StoreInner {
         let seen = read(client, paths.clone(), || deadline).await?;
         if let Some((missing, _)) = paths.iter().find(|(path, _)| !seen.iter().any(|seen| seen.path == *path))
         {
-            // One that has left, so that a further one is among the nearest. Or one that may not be read, which is an error.
+            // One that has left, so that a further one is among the nearest. Or one that may not be read,
+            // which is an error.
             by_if_exists(deadline, client.get_data(missing)).await?;
             return Ok(Standing::Changed);
         }
@@ -392,8 +393,8 @@ fn place(children: &[String], node: &Node) -> Standing {
     }
 }
 
-/// Whether what a waiter waits for is still there as it was: its watch may have been lost. A crowd of waiters at rest so reads one node
-/// each, and not the whole queue.
+/// Whether what a waiter waits for is still there as it was: its watch may have been lost. A crowd of waiters
+/// at rest so reads one node each, and not the whole queue.
 async fn is_unchanged(
     client: &Client,
     wait: &RestingWait,

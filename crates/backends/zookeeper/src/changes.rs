@@ -11,8 +11,8 @@ use zookeeper_client::{AddWatchMode, EventType};
 use super::inspect::{Inspector, LIMIT};
 use super::session::by;
 
-/// Begins to follow the changes of all locks' nodes. The future that it returns ends with the connection: what happens until the
-/// next one is not reported.
+/// Begins to follow the changes of all locks' nodes. The future that it returns ends with the connection:
+/// what happens until the next one is not reported.
 pub(super) async fn follow(
     inspector: Arc<Inspector>,
     changed: ChangedLocks,

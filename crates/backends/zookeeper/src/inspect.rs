@@ -134,8 +134,8 @@ impl Inspector {
         if live.contains(&token) {
             return Ok(TokenStatus::Current);
         }
-        // The last change of a child: no token of the lock is higher. The node of a lock that is not used is removed, which is
-        // a change of its parent then.
+        // The last change of a child: no token of the lock is higher. The node of a lock that is not used is
+        // removed, which is a change of its parent then.
         let mut above = folder.as_str();
         let last = loop {
             let stat = by(Instant::now() + LIMIT, client.check_stat(above)).await?;
@@ -197,7 +197,8 @@ fn below<'a>(folder: &'a str, children: &'a [String]) -> impl Iterator<Item = St
     children.iter().filter(own).map(move |child| format!("{folder}/{child}"))
 }
 
-/// Reads the data of contenders, each request until its limit. One that is gone by now, or may not be read, is left out.
+/// Reads the data of contenders, each request until its limit. One that is gone by now, or may not be read,
+/// is left out.
 pub(super) async fn read(
     client: &Client,
     paths: Vec<(String, ModeKind)>,
@@ -270,7 +271,8 @@ async fn described(
         .collect())
 }
 
-/// `seen`: the first contenders of the lock, of which the first `held` of `count` hold it, or may if they are for permits.
+/// `seen`: the first contenders of the lock, of which the first `held` of `count` hold it, or may if they are
+/// for permits.
 fn info(name: LockName, held: usize, count: usize, seen: &[&SeenNode]) -> LockInfo {
     let held = match seen.first().map(|first| first.kind) {
         Some(ModeKind::Permit) => self::held(seen.iter().copied().take(held)),

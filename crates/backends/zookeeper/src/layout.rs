@@ -1,9 +1,11 @@
-//! Paths, and the names of nodes, in the layout of Curator's recipes: below the lock's node, each client that holds or waits
-//! has an ephemeral node `_c_GUID-lock-SEQUENCE`. ZooKeeper appends the sequence; the lowest holds the lock. A shared
-//! request's node has `__READ__` in place of `lock-`, and holds unless another kind of node is before it. That of a request for a permit is
-//! as an exclusive one's, with `permit-` in front of `lock-`: other clients wait for it as for one of those.
+//! Paths, and the names of nodes, in the layout of Curator's recipes: below the lock's node, each client that
+//! holds or waits has an ephemeral node `_c_GUID-lock-SEQUENCE`. ZooKeeper appends the sequence; the lowest
+//! holds the lock. A shared request's node has `__READ__` in place of `lock-`, and holds unless another kind
+//! of node is before it. That of a request for a permit is as an exclusive one's, with `permit-` in front of
+//! `lock-`: other clients wait for it as for one of those.
 //!
-//! Nodes of Curator, kazoo and other clients with such names are contenders, too: a request waits for those before it.
+//! Nodes of Curator, kazoo and other clients with such names are contenders, too: a request waits for those
+//! before it.
 
 use lockkeeper_backend::leased::PERMITS_MAX;
 use lockkeeper_backend::percent_decode;
@@ -11,8 +13,8 @@ use lockkeeper_core::{LockName, Mode, ModeKind};
 
 /// The parent of encoded names if the URL has no path.
 const ROOT: &str = "/lockkeeper";
-/// What stands before the sequence in a contender's name, and whether such a contender is shared: Curator's mutex and read/write
-/// lock, and kazoo's locks.
+/// What stands before the sequence in a contender's name, and whether such a contender is shared: Curator's
+/// mutex and read/write lock, and kazoo's locks.
 const MARKERS: [(&str, bool); 5] =
     [("-lock-", false), ("__WRIT__", false), ("__READ__", true), ("__lock__", false), ("__rlock__", true)];
 /// What the name of a request for a permit has in front of an exclusive one's marker.
@@ -129,8 +131,9 @@ impl<'a> Contender<'a> {
 
     /// Whether this one's place is before that of `other`.
     ///
-    /// The sequence is a 32-bit counter of the lock's node: after 2^31 - 1 comes -2^31. The earlier one is the one from which fewer
-    /// steps lead to the other. (Curator and kazoo compare the text: there, a node after the overflow is before all others.)
+    /// The sequence is a 32-bit counter of the lock's node: after 2^31 - 1 comes -2^31. The earlier one is
+    /// the one from which fewer steps lead to the other. (Curator and kazoo compare the text: there, a node
+    /// after the overflow is before all others.)
     pub(super) fn is_before(&self, other: &Self) -> bool {
         self.sequence.wrapping_sub(other.sequence) < 0
     }

@@ -1,8 +1,8 @@
 //! `zookeeper://`: locks of a ZooKeeper ensemble, in the layout of Curator's recipes.
 //!
-//! Each session of this library has a session at the servers ([`session`]), and each request an ephemeral sequential node in it
-//! ([`layout`], [`places`]); the node with the lowest sequence holds the lock ([`attempt`], [`store`]). Sessions over such nodes are in
-//! [`leased`](lockkeeper_backend::leased).
+//! Each session of this library has a session at the servers ([`session`]), and each request an ephemeral
+//! sequential node in it ([`layout`], [`places`]); the node with the lowest sequence holds the lock
+//! ([`attempt`], [`store`]). Sessions over such nodes are in [`leased`](lockkeeper_backend::leased).
 
 mod attempt;
 mod changes;

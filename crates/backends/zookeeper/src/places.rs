@@ -73,7 +73,8 @@ impl QueuePlaces {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The entry's GUID and node, if it has them in this session; otherwise a new GUID. `None` if the entry was ended.
+    /// The entry's GUID and node, if it has them in this session; otherwise a new GUID. `None` if the entry
+    /// was ended.
     pub(super) fn begin(&self, entry: &EntryId, session: SessionId) -> Option<(String, Option<Node>)> {
         let mut state = self.state();
         if state.ended.contains(entry) {
@@ -143,8 +144,8 @@ impl QueuePlaces {
         self.state().of_entries.remove(entry).map(|known| known.place)
     }
 
-    /// As [`Self::take`], for an entry that is ended. With `doubt`, an attempt may be under way that waits for a session, maybe for
-    /// another one than that of the entry's place: it does not begin any more.
+    /// As [`Self::take`], for an entry that is ended. With `doubt`, an attempt may be under way that waits
+    /// for a session, maybe for another one than that of the entry's place: it does not begin any more.
     pub(super) fn end(&self, entry: &EntryId, doubt: bool) -> Option<QueuePlace> {
         let mut state = self.state();
         if doubt {
@@ -176,7 +177,8 @@ impl QueuePlaces {
     }
 }
 
-/// A GUID in Curator's form, made of the entry's id, which is unique: its first 24 digits are random, the last 8 its number.
+/// A GUID in Curator's form, made of the entry's id, which is unique: its first 24 digits are random, the
+/// last 8 its number.
 fn guid(entry: &EntryId) -> String {
     let (session, seq) = entry.0.split_once('-').unwrap_or((&entry.0, "0"));
     let seq: u64 = seq.parse().unwrap_or_default();

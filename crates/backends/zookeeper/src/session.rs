@@ -1,7 +1,7 @@
 //! Sessions at the servers, and calls on them.
 //!
-//! The tasks of a session, which keep it alive, run on the lease thread. A session lasts for a tick longer than the ttl of the
-//! entries in it: see [`Ensemble::tick`].
+//! The tasks of a session, which keep it alive, run on the lease thread. A session lasts for a tick longer
+//! than the ttl of the entries in it: see [`Ensemble::tick`].
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -18,13 +18,14 @@ use zookeeper_client::{Acls, Client, Connector, CreateMode, CreateOptions, Error
 
 use super::settings::{Settings, ZooKeeperTls};
 
-/// How often all servers are tried: the client library allows a connection two fifths of the session timeout, which a first handshake
-/// of TLS may exceed.
+/// How often all servers are tried: the client library allows a connection two fifths of the session timeout,
+/// which a first handshake of TLS may exceed.
 const OPENS_MAX: usize = 3;
 /// Time limit for opening the first session, and for asking one server why it does not answer.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
 const PROBE_LIMIT: Duration = Duration::from_secs(2);
-/// The session timeout of the first session: less than servers usually grant, so they answer with their shortest.
+/// The session timeout of the first session: less than servers usually grant, so they answer with their
+/// shortest.
 const SHORT: Duration = Duration::from_secs(2);
 /// The session timeout of a session that inspects, which holds nothing.
 const INSPECTION: Duration = Duration::from_secs(10);
@@ -85,8 +86,8 @@ pub(super) struct Ensemble {
     servers: Vec<String>,
     login: Option<Login>,
     tls: Option<ZooKeeperTls>,
-    /// How much earlier the servers may end a session than its timeout after an answer: the server that answers reports to
-    /// the leader who was active only twice in a tick, and may die before.
+    /// How much earlier the servers may end a session than its timeout after an answer: the server that
+    /// answers reports to the leader who was active only twice in a tick, and may die before.
     tick: Duration,
     /// The shortest session that the servers grant.
     pub(super) shortest: Duration,
@@ -131,8 +132,9 @@ impl Ensemble {
         mode.with_acls(if self.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() })
     }
 
-    /// The servers, each with the addresses of its name if these are several: the client library tries the addresses of a name
-    /// within one time limit, the first of which may swallow packets. A certificate is for the name.
+    /// The servers, each with the addresses of its name if these are several: the client library tries the
+    /// addresses of a name within one time limit, the first of which may swallow packets. A certificate is
+    /// for the name.
     async fn addresses(&self) -> Vec<String> {
         let mut addresses = Vec::with_capacity(self.servers.len());
         for server in self.servers.iter().filter(|_| self.tls.is_none()) {
@@ -215,7 +217,8 @@ async fn connect(connector: Connector, servers: &str, tls: Option<ZooKeeperTls>)
 /// One session at a time: when it has ended, the next call opens another.
 pub(super) struct CurrentSession {
     pub(super) ensemble: Arc<Ensemble>,
-    /// For how long entries of the session outlive its last renewal. `None` if it has no entries: any session will do.
+    /// For how long entries of the session outlive its last renewal. `None` if it has no entries: any session
+    /// will do.
     ttl: Option<Duration>,
     current: Mutex<Option<Client>>,
     trouble: std::sync::Mutex<Option<BackendError>>,

@@ -107,7 +107,8 @@ impl Settings {
 #[cfg(feature = "tls")]
 fn tls(url: &Url) -> Result<Option<ZooKeeperTls>, ConnectError> {
     let Some(files) = TlsFiles::of(url, TLS_SCHEME, WITHOUT_TLS)? else { return Ok(None) };
-    // The client library takes the process's default crypto provider; one that the program has installed stays.
+    // The client library takes the process's default crypto provider; one that the program has installed
+    // stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let options = options(&files)?;
     Ok(Some(ZooKeeperTls(Arc::new(Rotated::new((files, options))))))

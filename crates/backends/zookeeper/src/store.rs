@@ -86,8 +86,8 @@ impl Store for ZooKeeperStore {
 }
 
 impl StoreInner {
-    /// Deletes in the background what an attempt has left, or may still leave: other services let it expire, but here it lasts as
-    /// long as the session.
+    /// Deletes in the background what an attempt has left, or may still leave: other services let it expire,
+    /// but here it lasts as long as the session.
     pub(super) fn sweep(&self, client: Client, entry: &Entry, guid: String) {
         let folder = self.layout.folder(&entry.name);
         let Some(sweeping) = self.places.begin_sweep(&guid) else { return };
@@ -114,8 +114,9 @@ impl StoreInner {
         Ok(renewed)
     }
 
-    /// Renews the session by a request that a majority confirms, since a server that is cut off from the others answers
-    /// reads and pings for a while. The request checks that all nodes exist unchanged, and changes nothing.
+    /// Renews the session by a request that a majority confirms, since a server that is cut off from the
+    /// others answers reads and pings for a while. The request checks that all nodes exist unchanged, and
+    /// changes nothing.
     async fn renew_some(
         &self,
         client: &Client,
@@ -248,9 +249,9 @@ pub(super) async fn children(
     Ok(by_if_exists(deadline, client.list_children(folder)).await?.unwrap_or_default())
 }
 
-/// The node that an attempt without an answer has created, if it has. The server is first brought up to the leader's state, as an
-/// earlier connection may have been to another one. A request that is still on its way there comes before these, or is refused,
-/// because the session has moved.
+/// The node that an attempt without an answer has created, if it has. The server is first brought up to the
+/// leader's state, as an earlier connection may have been to another one. A request that is still on its way
+/// there comes before these, or is refused, because the session has moved.
 pub(super) async fn find(
     client: &Client,
     folder: &str,

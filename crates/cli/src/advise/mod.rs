@@ -219,7 +219,8 @@ impl Tree {
         }
     }
 
-    /// The settings of a lock. A ttl must outlast the pauses of its holder: with renewals it need not outlast the operation.
+    /// The settings of a lock. A ttl must outlast the pauses of its holder: with renewals it need not outlast
+    /// the operation.
     fn lock(&self, advice: &AdviceText, service: &Service, runtime: &Runtime, takes: Duration) -> LockAdvice {
         let outlasts = Duration::from_secs(runtime.pause_s) * 3;
         let ttl_max = service.ttl_max_s.map_or(TTL_MAX, Duration::from_secs);

@@ -48,7 +48,8 @@ pub struct TokenList {
 /// `access`.
 #[derive(Subcommand, Debug)]
 pub enum AccessCommand {
-    /// Say whether a file of permissions allows something, and the line that decides (exit code 1: it does not)
+    /// Say whether a file of permissions allows something, and the line that decides (exit code 1: it does
+    /// not)
     #[command(after_help = "\
 Examples:
   lockkeeper access check billing acquire orders/42 --file permissions.toml

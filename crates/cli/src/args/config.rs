@@ -1,5 +1,5 @@
-//! The configuration file of `serve`: TOML whose keys are the long names of the options. What is given on the command line
-//! as well, counts.
+//! The configuration file of `serve`: TOML whose keys are the long names of the options. What is given on the
+//! command line as well, counts.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -21,8 +21,8 @@ pub(super) struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// The file and line of the option that an error of the command line's parser is about, as in `a.toml:3: `. Empty
-    /// if the option was typed.
+    /// The file and line of the option that an error of the command line's parser is about, as in `a.toml:3:
+    /// `. Empty if the option was typed.
     pub(super) fn place_of(&self, error: &str, typed: &[OsString]) -> String {
         let is_option = |word: &OsString, key: &str| {
             let word = word.to_string_lossy();
@@ -51,8 +51,8 @@ impl ConfigFile {
 /// Adds the options of the file named by `--config`, if there is one, in front of those of the command line.
 ///
 /// # Errors
-/// [`USAGE`]: the file can't be read, is no TOML, or has an unknown key or a value of another type than text, number,
-/// boolean, or a list of texts. The message begins with the file and, where it is known, the line.
+/// [`USAGE`]: the file can't be read, is no TOML, or has an unknown key or a value of another type than text,
+/// number, boolean, or a list of texts. The message begins with the file and, where it is known, the line.
 pub(super) fn with_file(
     mut words: Vec<OsString>,
     serve: &Command,

@@ -29,7 +29,8 @@ pub struct Gate {
     /// Serve `https`: the gate's certificate, and those between it and its authority, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
-    /// The private key of the certificate, in PEM. Both files are read again on SIGHUP, and when they have changed
+    /// The private key of the certificate, in PEM. Both files are read again on SIGHUP, and when they have
+    /// changed
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
     /// The directory of the marks; created if it doesn't exist. One gate at a time
@@ -62,13 +63,15 @@ pub struct Gate {
     /// Ask this lock service, too, whether each token is current
     #[arg(long, value_name = "URL")]
     pub locks: Option<String>,
-    /// How long the gate waits for a client: for a request on an idle connection, and for a response to be read, in all
+    /// How long the gate waits for a client: for a request on an idle connection, and for a response to be
+    /// read, in all
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
     pub client_timeout: Duration,
     /// The largest number of connections at a time; half of them for one network
     #[arg(long, value_name = "N", default_value_t = 8192)]
     pub max_connections: usize,
-    /// The largest number of requests at a time; half of them for one network, a quarter only for guarded writes
+    /// The largest number of requests at a time; half of them for one network, a quarter only for guarded
+    /// writes
     #[arg(long, value_name = "N", default_value_t = 16_384)]
     pub max_requests: usize,
     /// The largest number of marks: one for each resource, and one for each slot of permits

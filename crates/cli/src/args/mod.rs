@@ -1,4 +1,5 @@
-//! The command line: argument definitions and help texts only. `settings` and the commands interpret the values.
+//! The command line: argument definitions and help texts only. `settings` and the commands interpret the
+//! values.
 
 mod access;
 mod advise;
@@ -364,7 +365,8 @@ pub enum Dynamodb {
 #[cfg(feature = "postgres")]
 #[derive(Subcommand, Debug)]
 pub enum Postgres {
-    /// Make the schema `lockkeeper`: the token sequence, and the tables for `lock=row`. Does nothing if it exists
+    /// Make the schema `lockkeeper`: the token sequence, and the tables for `lock=row`. Does nothing if it
+    /// exists
     Init {
         /// The database, with a user that may create a schema in it
         #[arg(required_unless_present = "print")]
@@ -378,8 +380,8 @@ pub enum Postgres {
     },
 }
 
-/// Whether this command line asks for errors as JSON, even if it is wrong otherwise. The words after `--` belong to
-/// another command; and what `serve` prints on standard error is a log, whose format `--log` sets.
+/// Whether this command line asks for errors as JSON, even if it is wrong otherwise. The words after `--`
+/// belong to another command; and what `serve` prints on standard error is a log, whose format `--log` sets.
 pub fn asks_for_json(words: impl IntoIterator<Item = OsString>) -> bool {
     let mut own = words.into_iter().skip(1).take_while(|word| word != "--").peekable();
     own.peek().is_some_and(|command| command != "serve") && own.any(|word| word == "--json")

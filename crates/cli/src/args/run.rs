@@ -27,14 +27,15 @@ pub struct JobArgs {
     /// From SIGTERM to SIGKILL when the lock is lost; a sixth of the ttl, or 5s, by default
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub grace: Option<Duration>,
-    /// Once a signal has asked the command to end, kill all its processes after this long; by default they have all the time
-    /// that they take
+    /// Once a signal has asked the command to end, kill all its processes after this long; by default they
+    /// have all the time that they take
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub stop_after: Option<Duration>,
     /// Keep the lock closed for this long if this host or process dies
     #[arg(long, value_name = "DURATION", value_parser = lock_delay)]
     pub lock_delay: Option<Duration>,
-    /// Free the lock this long after this program's connection was closed, instead of after the ttl; see docs/run.md
+    /// Free the lock this long after this program's connection was closed, instead of after the ttl; see
+    /// docs/run.md
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub linger: Option<Duration>,
     /// Who holds the lock, as others see it; by default user, host, process id and the command's name
@@ -131,8 +132,8 @@ pub struct Run {
     /// The exit code if the lock isn't free
     #[arg(long, value_name = "CODE", default_value_t = BUSY)]
     pub busy_exit: u8,
-    /// Send a trace of this run to this collector, by OTLP over gRPC: http://HOST:4317. It continues TRACEPARENT, which
-    /// the command gets too
+    /// Send a trace of this run to this collector, by OTLP over gRPC: http://HOST:4317. It continues
+    /// TRACEPARENT, which the command gets too
     #[arg(long, value_name = "URL", value_parser = super::values::collector)]
     pub otlp: Option<String>,
     /// Write the outcome to this file, as JSON

@@ -41,13 +41,15 @@ pub struct Serve {
     /// The listen address; port 0 takes any free port
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:5625")]
     pub listen: String,
-    /// The listen address for HTTP/JSON, or `off`; by default 127.0.0.1:5627 if --listen has port 5625, else off
+    /// The listen address for HTTP/JSON, or `off`; by default 127.0.0.1:5627 if --listen has port 5625, else
+    /// off
     #[arg(long, value_name = "HOST:PORT")]
     pub http_listen: Option<String>,
     /// /metrics shows holds and waiters by so many first segments of their names; 0: not by name
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=8))]
     pub metrics_segments: u8,
-    /// Send traces of acquires to this collector, by OTLP over gRPC: http://HOST:4317. Only of clients that sample them
+    /// Send traces of acquires to this collector, by OTLP over gRPC: http://HOST:4317. Only of clients that
+    /// sample them
     #[arg(long, value_name = "URL", value_parser = super::values::collector)]
     pub otlp: Option<String>,
     /// The address that clients should connect to, if it is not --listen
@@ -77,8 +79,8 @@ pub struct Serve {
     /// Which node of its cluster this is, from 1
     #[arg(long, value_name = "N", value_parser = node)]
     pub node: Option<u64>,
-    /// For an empty data directory: the nodes that bootstrap a cluster, this one included, the same list for all
-    /// of them. Ignored once it is bootstrapped
+    /// For an empty data directory: the nodes that bootstrap a cluster, this one included, the same list for
+    /// all of them. Ignored once it is bootstrapped
     #[arg(long, value_name = "N=HOST:PORT,...", value_delimiter = ',', value_parser = listed)]
     pub cluster: Vec<(u64, String)>,
     /// For an empty data directory: join the cluster of the node at this address (`lockkeeper cluster add`)
@@ -87,8 +89,8 @@ pub struct Serve {
     /// The listen address for other nodes; by default this node's address in --cluster
     #[arg(long, value_name = "HOST:PORT")]
     pub peer_listen: Option<String>,
-    /// The shortest time without a message from the leader after which a follower starts an election: many times
-    /// the latency between two nodes. The same for all nodes of a cluster
+    /// The shortest time without a message from the leader after which a follower starts an election: many
+    /// times the latency between two nodes. The same for all nodes of a cluster
     #[arg(long, value_name = "DURATION", value_parser = election_timeout, default_value = "240ms")]
     pub election_timeout: Duration,
     /// For an empty data directory: the first token is above this one
@@ -100,7 +102,8 @@ pub struct Serve {
     /// The largest number of connections of one identity, and of one network; by default half of all
     #[arg(long, value_name = "N", value_parser = connections)]
     pub max_connections_per_client: Option<usize>,
-    /// How many of the connections are kept for operators and other nodes, at most half; by default a sixteenth of all
+    /// How many of the connections are kept for operators and other nodes, at most half; by default a
+    /// sixteenth of all
     #[arg(long, value_name = "N")]
     pub reserved_connections: Option<usize>,
     /// How long a connection stays open without a session, a watch or a call

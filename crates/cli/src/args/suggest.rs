@@ -39,8 +39,8 @@ const OPTION_SYNONYMS: [(&str, &str); 12] = [
     ("--name", "--label"),
 ];
 
-/// The error text for an unknown command or option that resembles a known one. clap's own measure of similarity finds
-/// no swapped letters in short words.
+/// The error text for an unknown command or option that resembles a known one. clap's own measure of
+/// similarity finds no swapped letters in short words.
 pub(super) fn suggestion(error: &clap::Error, words: &[OsString]) -> Option<String> {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(value)) => Some(value.as_str()),
@@ -96,8 +96,8 @@ pub(super) fn nearest<'a>(typed: &str, known: &'a [String]) -> Option<&'a String
     known.iter().min_by_key(|name| distance(name)).filter(|name| distance(name) <= 2)
 }
 
-/// The paragraphs of clap's message before its usage text, on one line, without its tips: they suggest to pass what was
-/// mistyped as a name.
+/// The paragraphs of clap's message before its usage text, on one line, without its tips: they suggest to
+/// pass what was mistyped as a name.
 pub(super) fn one_line(message: &str) -> String {
     let message = message.strip_prefix("error: ").unwrap_or(message);
     let lines = message.lines().map(str::trim).filter(|line| !line.is_empty());

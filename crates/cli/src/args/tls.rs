@@ -17,7 +17,8 @@ Example:
   lockkeeper serve --data ./data --tls-cert ./tls/node-1.pem --tls-key ./tls/node-1.key --tls-ca ./tls/ca.pem
   lockkeeper ls --locks 'lockkeepers://db1.example?tls-ca=./tls/ca.pem&tls-cert=./tls/client.pem&tls-key=./tls/client.key'")]
     Init(TlsInit),
-    /// Make a further certificate by the authority of `tls init`: of a node that is to be added, or of a client
+    /// Make a further certificate by the authority of `tls init`: of a node that is to be added, or of a
+    /// client
     #[command(after_help = "\
 Examples:
   lockkeeper tls issue ./tls --node 4 --host db4.example

@@ -39,7 +39,8 @@ pub struct Torture {
     /// How long a holder is stopped, or cut off, at least: a duration up to 24h, or a multiple of the ttl
     #[arg(long, value_name = "DURATION", value_parser = pause, default_value = "2x-ttl")]
     pub pause: Pause,
-    /// The shortest duration, up to 24h; each fault is injected at each of its points, however long that takes
+    /// The shortest duration, up to 24h; each fault is injected at each of its points, however long that
+    /// takes
     #[arg(long, value_name = "DURATION", value_parser = run_time, default_value = "20s")]
     pub duration: Duration,
     /// The lock server's process id, for `--faults server`: it is stopped and continued
@@ -125,7 +126,8 @@ impl Pause {
     }
 }
 
-/// Accepts the range of a lease in the library, so that a wrong value is refused here and not by every worker.
+/// Accepts the range of a lease in the library, so that a wrong value is refused here and not by every
+/// worker.
 fn ttl(typed: &str) -> Result<Duration, String> {
     match duration(typed)? {
         ttl if (Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&ttl) => Ok(ttl),

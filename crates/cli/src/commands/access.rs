@@ -194,8 +194,8 @@ fn unreadable(file: &Path, error: &std::io::Error) -> Failure {
     Failure::system(CONFIG, &format!("cannot read `{}`", file.display()), error)
 }
 
-/// Replaces a file at once: a node that reads it sees the old one or the new one. Keeps its owner and its mode; a new one is
-/// for its owner only.
+/// Replaces a file at once: a node that reads it sees the old one or the new one. Keeps its owner and its
+/// mode; a new one is for its owner only.
 fn replace(file: &Path, text: &str) -> Result<(), Failure> {
     let failed =
         |error: std::io::Error| Failure::system(IO, &format!("cannot write `{}`", file.display()), &error);

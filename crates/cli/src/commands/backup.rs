@@ -1,7 +1,7 @@
 //! `backup`: writes the whole table of a running node to a file.
 //!
-//! Invariant: an incomplete backup never has the given name. The bytes go into a temporary file in the same directory,
-//! are synced, and are read back as a restore would read them; only then is the file renamed.
+//! Invariant: an incomplete backup never has the given name. The bytes go into a temporary file in the same
+//! directory, are synced, and are read back as a restore would read them; only then is the file renamed.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -72,7 +72,8 @@ fn folder(file: &Path) -> PathBuf {
     }
 }
 
-/// The error of the system itself: `tempfile` adds the name of the temporary file, which means nothing to the user.
+/// The error of the system itself: `tempfile` adds the name of the temporary file, which means nothing to the
+/// user.
 fn without_path(error: std::io::Error) -> std::io::Error {
     if error.get_ref().is_some() { error.kind().into() } else { error }
 }

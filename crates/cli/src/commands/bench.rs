@@ -1,9 +1,9 @@
 //! `bench`: throughput and latency of a lock service, measured by clients of the library.
 //!
 //! Clients are tasks of this process with one session each, or processes. Tasks share connections to the
-//! `lockkeeper://` service, as the tasks of a program do; with other services each task has its own connection. All
-//! clients timestamp with `CLOCK_BOOTTIME`, which all processes of a host share: once sorted by token, the measurements
-//! of all clients form one sequence.
+//! `lockkeeper://` service, as the tasks of a program do; with other services each task has its own
+//! connection. All clients timestamp with `CLOCK_BOOTTIME`, which all processes of a host share: once sorted
+//! by token, the measurements of all clients form one sequence.
 
 use std::io::{BufRead, BufReader, IsTerminal};
 use std::process::Stdio;
@@ -150,7 +150,8 @@ async fn client(
 }
 
 /// A ttl that is unique to the task: locks with equal ttls share a session, and each task needs its own. The
-/// differences are below 1 ms, the resolution of the protocol, so the service gets the same ttl for all sessions.
+/// differences are below 1 ms, the resolution of the protocol, so the service gets the same ttl for all
+/// sessions.
 fn own_session(seconds: u64, number: u32) -> Duration {
     Duration::from_secs(seconds) + Duration::from_nanos(u64::from(number))
 }

@@ -106,7 +106,8 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
     }
 }
 
-/// Shows on a terminal that a command waits for its lock service, which may take ten seconds if no node leads.
+/// Shows on a terminal that a command waits for its lock service, which may take ten seconds if no node
+/// leads.
 async fn patiently(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
     tokio::pin!(work);
     tokio::select! {
@@ -126,22 +127,24 @@ async fn patiently(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8
 fn block_on(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
     check_room(0)?;
     let runtime = Builder::new_current_thread().enable_io().enable_time().thread_keep_alive(FOREVER).build();
-    // Taken now and kept: when a record is written or a name is looked up, the job may have taken all threads, and tokio panics.
+    // Taken now and kept: when a record is written or a name is looked up, the job may have taken all
+    // threads, and tokio panics.
     if let Ok(runtime) = &runtime {
         drop(runtime.spawn_blocking(|| {}));
     }
     run_on(runtime, work)
 }
 
-/// Runs on a multi-thread runtime. A benchmark should measure the runtime that server programs use, on which waking a
-/// task from another thread is cheaper. A worker of `torture` blocks its own thread, and needs another for the library.
+/// Runs on a multi-thread runtime. A benchmark should measure the runtime that server programs use, on which
+/// waking a task from another thread is cheaper. A worker of `torture` blocks its own thread, and needs
+/// another for the library.
 fn block_on_all_cores(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
     check_room(std::thread::available_parallelism().map_or(1, usize::from))?;
     run_on(Builder::new_multi_thread().enable_all().build(), work)
 }
 
-/// Checks that there is room for a runtime with so many threads, and for what connects to a lock service: tokio panics where the
-/// system refuses a thread or a descriptor.
+/// Checks that there is room for a runtime with so many threads, and for what connects to a lock service:
+/// tokio panics where the system refuses a thread or a descriptor.
 fn check_room(workers: usize) -> Result<(), Failure> {
     let files: std::io::Result<Vec<File>> = (0..FILES_MIN).map(|_| File::open("/dev/null")).collect();
     files.map_err(|error| {

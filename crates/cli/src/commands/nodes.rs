@@ -12,8 +12,8 @@ use crate::exit::{Failure, UNAVAILABLE};
 use crate::output;
 use crate::table::Table;
 
-/// A node with more unapplied entries than this gets a warning. A node applies committed entries within one or two
-/// iterations of its event loop, so a larger number is a sign of slowness, not of normal load.
+/// A node with more unapplied entries than this gets a warning. A node applies committed entries within one
+/// or two iterations of its event loop, so a larger number is a sign of slowness, not of normal load.
 const BEHIND_MAX: u64 = 10_000;
 const DAY_SECONDS: u64 = 24 * 60 * 60;
 /// A certificate that ends within this many days gets a warning.
@@ -92,7 +92,8 @@ pub(super) fn json(nodes: &[NodeReport]) -> Value {
     nodes.iter().map(one).collect()
 }
 
-/// Prints what the nodes say, before a failure that follows from it: as a table and lines on standard error, or as JSON.
+/// Prints what the nodes say, before a failure that follows from it: as a table and lines on standard error,
+/// or as JSON.
 ///
 /// # Errors
 /// Standard output can't be written.

@@ -56,8 +56,8 @@ pub(super) async fn break_hold(args: Break) -> Result<u8, Failure> {
     })
 }
 
-/// Polls until the hold with this token has ended, at most for `limit`. Returns whether it has. Its token is not current
-/// as soon as it is being broken, so it is looked for among the holders.
+/// Polls until the hold with this token has ended, at most for `limit`. Returns whether it has. Its token is
+/// not current as soon as it is being broken, so it is looked for among the holders.
 async fn until_over(locks: &Locks, name: &LockName, token: Token, limit: Duration) -> Result<bool, Failure> {
     let end = Instant::now() + limit;
     loop {

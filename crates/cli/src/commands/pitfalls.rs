@@ -1,4 +1,5 @@
-//! `pitfalls`: becomes `lockkeeper-lab`, a program of its own because it contains what starts servers of other projects.
+//! `pitfalls`: becomes `lockkeeper-lab`, a program of its own because it contains what starts servers of
+//! other projects.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;

@@ -136,8 +136,8 @@ pub(super) fn start_log(format: LogFormat, level: &str) -> Result<(), Failure> {
         .map_err(|error| Failure::new(INTERNAL, format!("the log can't be started: {error}")))
 }
 
-/// Parses the log filter. A word without `=` must be a level: otherwise it would be taken for a module name, and
-/// nothing would be logged.
+/// Parses the log filter. A word without `=` must be a level: otherwise it would be taken for a module name,
+/// and nothing would be logged.
 fn level(typed: &str) -> Result<Targets, Failure> {
     let typed = if typed.is_empty() { "info" } else { typed };
     let is_known = typed.split(',').all(|part| part.contains('=') || part.parse::<LevelFilter>().is_ok());
@@ -150,7 +150,8 @@ fn level(typed: &str) -> Result<Targets, Failure> {
     })
 }
 
-/// The exit code and message of an error of the node. Scripts and service managers can choose a remedy by the code.
+/// The exit code and message of an error of the node. Scripts and service managers can choose a remedy by the
+/// code.
 pub(super) fn failure(error: ServeError) -> Failure {
     use ServeError as E;
     let code = match &error {

@@ -1,8 +1,8 @@
 //! `watch`: prints locks as they change.
 //!
-//! The `lockkeeper://` service pushes changes; other services are polled four times per second. Either way each line is
-//! a change to the state that was printed before, so that a reader who applies every line has the current state, also
-//! after an interruption.
+//! The `lockkeeper://` service pushes changes; other services are polled four times per second. Either way
+//! each line is a change to the state that was printed before, so that a reader who applies every line has
+//! the current state, also after an interruption.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -151,7 +151,8 @@ impl PrintedState {
         Ok(())
     }
 
-    /// To be called when the whole state was received: prints as vacant every known lock that was not received.
+    /// To be called when the whole state was received: prints as vacant every known lock that was not
+    /// received.
     fn synced(&mut self) -> Result<(), Failure> {
         let gone: Vec<LockName> =
             self.known.keys().filter(|name| !self.seen.contains_key(*name)).cloned().collect();

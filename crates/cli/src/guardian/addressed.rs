@@ -1,5 +1,5 @@
-//! Variables that systemd addresses to one process by its id: LISTEN_PID (socket activation) and WATCHDOG_PID. They name the wrapper,
-//! which systemd has started; the command must find its own id there.
+//! Variables that systemd addresses to one process by its id: LISTEN_PID (socket activation) and
+//! WATCHDOG_PID. They name the wrapper, which systemd has started; the command must find its own id there.
 
 use std::ffi::{CStr, CString};
 
@@ -9,7 +9,8 @@ const NAMES: [&str; 2] = ["LISTEN_PID", "WATCHDOG_PID"];
 /// Longer than any process id with its NUL.
 const PLACEHOLDER: &str = "000000000000";
 
-/// The values to be replaced once the command's id is known: places in this process's environment, as addresses.
+/// The values to be replaced once the command's id is known: places in this process's environment, as
+/// addresses.
 pub(crate) struct Addressed(Vec<usize>);
 
 impl Addressed {
@@ -35,7 +36,8 @@ impl Addressed {
         Self(places.map(|name| unsafe { libc::getenv(name.as_ptr()) } as usize).collect())
     }
 
-    /// Writes the id of the calling process, a forked child. Safe between fork and exec: it allocates nothing.
+    /// Writes the id of the calling process, a forked child. Safe between fork and exec: it allocates
+    /// nothing.
     pub(crate) fn name_this_process(&self) {
         let mut digits = [0u8; PLACEHOLDER.len() + 1];
         let mut rest = std::process::id();
@@ -47,7 +49,8 @@ impl Addressed {
         }
         let text = CStr::from_bytes_until_nul(&digits[start..]).unwrap_or_default().to_bytes_with_nul();
         for place in self.0.iter().filter(|place| **place != 0) {
-            // SAFETY: `text` is no longer than the placeholder at `place`, and a forked child has no other thread.
+            // SAFETY: `text` is no longer than the placeholder at `place`, and a forked child has no other
+            // thread.
             unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), *place as *mut u8, text.len()) };
         }
     }

@@ -1,8 +1,8 @@
 //! One end of a socket between the wrapper (`lockkeeper run`) and its guardian process, or its witness.
 //!
-//! Never blocks, since the peer may be stopped (SIGSTOP) for any length of time. Messages that the socket does not
-//! accept wait in a queue. The channel does not interpret messages, with one exception: a new "valid until" replaces
-//! one that is the last message of the queue, so that renewals do not accumulate.
+//! Never blocks, since the peer may be stopped (SIGSTOP) for any length of time. Messages that the socket
+//! does not accept wait in a queue. The channel does not interpret messages, with one exception: a new "valid
+//! until" replaces one that is the last message of the queue, so that renewals do not accumulate.
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,8 +31,8 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// Creates two connected ends, both close-on-exec. SEQPACKET preserves message boundaries. End-of-file means that
-    /// the peer process has ended.
+    /// Creates two connected ends, both close-on-exec. SEQPACKET preserves message boundaries. End-of-file
+    /// means that the peer process has ended.
     pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
@@ -43,8 +43,9 @@ impl Channel {
         Self { socket, waiting: VecDeque::new() }
     }
 
-    /// Sends or queues a message. Socket errors are not reported here: they mean that the peer is gone, which `receive`
-    /// reports. With `replaces_waiting`, the message replaces one of the same kind at the end of the queue.
+    /// Sends or queues a message. Socket errors are not reported here: they mean that the peer is gone, which
+    /// `receive` reports. With `replaces_waiting`, the message replaces one of the same kind at the end of
+    /// the queue.
     pub(crate) fn send(&mut self, message: Vec<u8>, replaces_waiting: bool) {
         if replaces_waiting && self.waiting.back().is_some_and(|last| last.first() == message.first()) {
             self.waiting.pop_back();
@@ -77,8 +78,8 @@ impl Channel {
                 // Messages are never empty, so a length of 0 is end-of-file.
                 Ok(0) => return Incoming::Closed,
                 Ok(length) => return Incoming::Message(buffer[..length].to_vec()),
-                // ECONNRESET: the peer exited before it had read all our messages. The kernel reports this once,
-                // before the peer's own unread messages.
+                // ECONNRESET: the peer exited before it had read all our messages. The kernel reports this
+                // once, before the peer's own unread messages.
                 Err(Errno::EINTR | Errno::ECONNRESET) => {}
                 Err(Errno::EAGAIN) => return Incoming::Empty,
                 Err(_) => return Incoming::Closed,
@@ -87,7 +88,8 @@ impl Channel {
     }
 }
 
-/// Receives the next message; `None` once the peer has closed its end. Also sends queued messages. Cancel-safe.
+/// Receives the next message; `None` once the peer has closed its end. Also sends queued messages.
+/// Cancel-safe.
 pub(crate) async fn next_message(channel: &mut AsyncFd<Channel>) -> Option<Vec<u8>> {
     loop {
         let mut interest = Interest::READABLE;

@@ -4,8 +4,9 @@
 
 use super::protocol::Reason;
 
-/// Bounds of the margin between SIGKILL and the deadline, in ns. The margin must suffice for one scan of `/proc`
-/// and for the kernel's teardown of large processes, on a busy machine. A longer margin shortens the job's grace.
+/// Bounds of the margin between SIGKILL and the deadline, in ns. The margin must suffice for one scan of
+/// `/proc` and for the kernel's teardown of large processes, on a busy machine. A longer margin shortens the
+/// job's grace.
 const MARGIN_NS_MIN: u64 = 50_000_000;
 const MARGIN_NS_MAX: u64 = 1_000_000_000;
 
@@ -18,7 +19,8 @@ pub(crate) fn margin(grace: u64) -> u64 {
 /// The guardian's next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeadlineStep {
-    /// Do nothing before this time. `None`: no deadline is set, so do nothing until an order or a signal arrives.
+    /// Do nothing before this time. `None`: no deadline is set, so do nothing until an order or a signal
+    /// arrives.
     Wait(Option<u64>),
     /// Send SIGTERM to all descendants, once, for this reason.
     Terminate(Reason),
@@ -43,9 +45,9 @@ impl Schedule {
         Self { valid_until, grace, ending: None }
     }
 
-    /// Moves the deadline. If termination has begun, the deadline can't move to a later time: a command that received
-    /// SIGTERM is shutting down, and a late renewal must not let its remaining processes run on. An earlier deadline
-    /// then moves SIGKILL to an earlier time.
+    /// Moves the deadline. If termination has begun, the deadline can't move to a later time: a command that
+    /// received SIGTERM is shutting down, and a late renewal must not let its remaining processes run on. An
+    /// earlier deadline then moves SIGKILL to an earlier time.
     pub(crate) fn set_valid_until(&mut self, at: u64) {
         match &mut self.ending {
             None => self.valid_until = Some(at),
@@ -53,8 +55,8 @@ impl Schedule {
         }
     }
 
-    /// Ends all descendants: SIGTERM now, SIGKILL at `kill_at`, or one margin before the lock's deadline if that is
-    /// earlier. A second call can only move SIGKILL to an earlier time.
+    /// Ends all descendants: SIGTERM now, SIGKILL at `kill_at`, or one margin before the lock's deadline if
+    /// that is earlier. A second call can only move SIGKILL to an earlier time.
     pub(crate) fn end(&mut self, reason: Reason, kill_at: u64) {
         let kill_at = self.last_moment().map_or(kill_at, |last| last.min(kill_at));
         match &mut self.ending {

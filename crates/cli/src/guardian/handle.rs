@@ -1,8 +1,8 @@
 //! The wrapper's side: starts a guarded command, sends it orders, and receives its events.
 //!
-//! The caller decides what a loss or an exit means for `lockkeeper run`. This module guarantees that the command
-//! and all its descendants are gone when it returns [`GuardianEvent::Gone`] or [`GuardianEvent::GuardianDied`]:
-//! only then may the caller release the lock.
+//! The caller decides what a loss or an exit means for `lockkeeper run`. This module guarantees that the
+//! command and all its descendants are gone when it returns [`GuardianEvent::Gone`] or
+//! [`GuardianEvent::GuardianDied`]: only then may the caller release the lock.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -36,13 +36,13 @@ pub struct Spec {
     /// Changes to the environment: `Some` sets a variable, `None` removes it.
     pub env: Vec<(OsString, Option<OsString>)>,
     /// File descriptors that constitute the lock, for backends where the lock is a descriptor (`file:`). The
-    /// guardian keeps them open until the last descendant is gone; the command does not inherit them. The caller
-    /// keeps its own copies; they must be above 2 and close-on-exec.
+    /// guardian keeps them open until the last descendant is gone; the command does not inherit them. The
+    /// caller keeps its own copies; they must be above 2 and close-on-exec.
     pub lock_fds: Vec<RawFd>,
     /// The lock's deadline (`CLOCK_BOOTTIME`, ns); `None` if the lock has none.
     pub valid_until: Option<u64>,
-    /// The longest time from SIGTERM to SIGKILL. SIGTERM is sent this long before the deadline; SIGKILL is sent a
-    /// quarter of this (50 ms to 1 s) before the deadline.
+    /// The longest time from SIGTERM to SIGKILL. SIGTERM is sent this long before the deadline; SIGKILL is
+    /// sent a quarter of this (50 ms to 1 s) before the deadline.
     pub grace: Duration,
     /// What becomes of the processes that the command leaves.
     pub left: Left,
@@ -108,8 +108,8 @@ pub enum SpawnError {
 /// An event reported by the guardian.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GuardianEvent {
-    /// The command stopped: by Ctrl-Z, or in a process group of its own (for example, an interactive shell that suspends
-    /// itself). The caller must call [`Guarded::stop_too`].
+    /// The command stopped: by Ctrl-Z, or in a process group of its own (for example, an interactive shell
+    /// that suspends itself). The caller must call [`Guarded::stop_too`].
     Stopped,
     /// The command ended. Its descendants may still run.
     Exited(CommandEnd),
@@ -122,19 +122,20 @@ pub enum GuardianEvent {
     },
     /// SIGTERM was sent to all descendants; SIGKILL follows.
     Terminating(Reason),
-    /// No descendant is left, or those that are left may run on ([`Left::Release`]), and the guardian has exited: the lock may be
-    /// released.
+    /// No descendant is left, or those that are left may run on ([`Left::Release`]), and the guardian has
+    /// exited: the lock may be released.
     Gone {
         /// When the guardian observed that no descendant was left (`CLOCK_BOOTTIME`, ns).
         at: u64,
     },
-    /// The guardian was killed. Its descendants were reparented to this process, which ended them: SIGTERM, then
-    /// SIGKILL after the grace, or before the lock's deadline if that is earlier. None is left: the lock may be
-    /// released.
+    /// The guardian was killed. Its descendants were reparented to this process, which ended them: SIGTERM,
+    /// then SIGKILL after the grace, or before the lock's deadline if that is earlier. None is left: the lock
+    /// may be released.
     GuardianDied,
 }
 
-/// A command under a guardian. Dropping it ends the command and all its descendants, without waiting for them.
+/// A command under a guardian. Dropping it ends the command and all its descendants, without waiting for
+/// them.
 #[derive(Debug)]
 pub struct Guarded {
     channel: AsyncFd<Channel>,
@@ -150,7 +151,8 @@ pub struct Guarded {
     has_stopped_too: bool,
     valid_until: Option<u64>,
     grace: u64,
-    /// Kept for the scans of `/proc` if the guardian is killed: the process may have no other descriptors left then.
+    /// Kept for the scans of `/proc` if the guardian is killed: the process may have no other descriptors
+    /// left then.
     spare: Option<[File; SCAN_FILES]>,
     /// The last event, once it was returned; every later call returns it again.
     finished: Option<GuardianEvent>,
@@ -158,8 +160,8 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// Starts the guardian, which starts the command; returns once the command's program has been executed. Must
-    /// be called inside a tokio runtime. Cancelling the future ends the processes that were started.
+    /// Starts the guardian, which starts the command; returns once the command's program has been executed.
+    /// Must be called inside a tokio runtime. Cancelling the future ends the processes that were started.
     ///
     /// The command inherits the standard input, output and error, process group, session, terminal and signal
     /// state that this process inherited from its own parent. This process becomes a child subreaper.
@@ -253,23 +255,23 @@ impl Guarded {
         self.pid
     }
 
-    /// Sends the guardian a renewal of the lock: the new deadline (`CLOCK_BOOTTIME`, ns). Once termination has begun, a
-    /// later deadline has no effect. Never blocks: an order that does not fit into the socket is sent later by
-    /// [`Guarded::next`].
+    /// Sends the guardian a renewal of the lock: the new deadline (`CLOCK_BOOTTIME`, ns). Once termination
+    /// has begun, a later deadline has no effect. Never blocks: an order that does not fit into the socket is
+    /// sent later by [`Guarded::next`].
     pub fn set_valid_until(&mut self, at: u64) {
         self.valid_until = Some(at);
         self.channel.get_mut().send(GuardianOrder::ValidUntil(at).encode(), true);
     }
 
-    /// Ends all descendants: SIGTERM now, SIGKILL at `by` (`CLOCK_BOOTTIME`, ns), or before the lock's deadline if
-    /// that is earlier.
+    /// Ends all descendants: SIGTERM now, SIGKILL at `by` (`CLOCK_BOOTTIME`, ns), or before the lock's
+    /// deadline if that is earlier.
     pub fn end(&mut self, by: u64) {
         self.order(GuardianOrder::End { by });
     }
 
-    /// To be called when this process was continued (SIGCONT): continues the command if it is stopped. If the command
-    /// stopped in its own process group, and this process's group is the terminal's foreground group, the command's
-    /// group becomes the foreground group.
+    /// To be called when this process was continued (SIGCONT): continues the command if it is stopped. If the
+    /// command stopped in its own process group, and this process's group is the terminal's foreground group,
+    /// the command's group becomes the foreground group.
     pub fn resume(&mut self) {
         if std::mem::take(&mut self.has_stopped_too) && !self.command_ended {
             hand_terminal_to(self.pid);
@@ -277,9 +279,9 @@ impl Guarded {
         self.order(GuardianOrder::Continue);
     }
 
-    /// To be called after [`GuardianEvent::Stopped`]: stops this process, so that the parent shell takes over. Once
-    /// that shell continues this process, [`Signals`](super::Signals) returns SIGCONT, which must be passed to
-    /// [`Guarded::relay`].
+    /// To be called after [`GuardianEvent::Stopped`]: stops this process, so that the parent shell takes
+    /// over. Once that shell continues this process, [`Signals`](super::Signals) returns SIGCONT, which must
+    /// be passed to [`Guarded::relay`].
     pub fn stop_too(&mut self) {
         // It may have been continued, together with this process.
         if tree::look(self.pid).is_some_and(|command| command.is_stopped()) {
@@ -288,9 +290,9 @@ impl Guarded {
         }
     }
 
-    /// Relays a signal that this process received to the command, unless the command has got it, too (`relay.rs`). Once the
-    /// command has ended and only other descendants remain, SIGTERM, SIGINT, SIGHUP and SIGQUIT end them: SIGTERM now, SIGKILL
-    /// after the grace. [`Guarded::next`] does so a moment later.
+    /// Relays a signal that this process received to the command, unless the command has got it, too
+    /// (`relay.rs`). Once the command has ended and only other descendants remain, SIGTERM, SIGINT, SIGHUP
+    /// and SIGQUIT end them: SIGTERM now, SIGKILL after the grace. [`Guarded::next`] does so a moment later.
     pub fn relay(&mut self, signal: Signal) {
         match signal {
             Signal::SIGCONT => return self.resume(),
@@ -324,8 +326,8 @@ impl Guarded {
                     continue;
                 }
             };
-            // Signals that arrived before the command ended are decided before the remaining descendants are reported: a Ctrl-C in
-            // answer to that report is a new signal.
+            // Signals that arrived before the command ended are decided before the remaining descendants are
+            // reported: a Ctrl-C in answer to that report is a new signal.
             let is_settled = !self.command_ended || self.witness.is_none();
             let answer = async {
                 match &mut self.witness {
@@ -418,8 +420,8 @@ impl Guarded {
         }
     }
 
-    /// The guardian is dead, and its descendants are children of this process now: ends them, and returns when none
-    /// is left.
+    /// The guardian is dead, and its descendants are children of this process now: ends them, and returns
+    /// when none is left.
     async fn end_orphans(&mut self) {
         let after_grace = boot_now().saturating_add(self.grace);
         let last = self.valid_until.map_or(u64::MAX, |at| at.saturating_sub(margin(self.grace)));

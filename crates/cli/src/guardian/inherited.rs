@@ -1,8 +1,8 @@
 //! The signal state at the start of this process, so that the command can be started with the same state.
 //!
-//! `nohup` ignores SIGHUP, and a shell without job control ignores SIGINT and SIGQUIT in background processes;
-//! wrapper and guardian must pass these dispositions on unchanged. Sets of signals are bit sets with signal n at
-//! bit n − 1, as in `/proc/<pid>/status`.
+//! `nohup` ignores SIGHUP, and a shell without job control ignores SIGINT and SIGQUIT in background
+//! processes; wrapper and guardian must pass these dispositions on unchanged. Sets of signals are bit sets
+//! with signal n at bit n − 1, as in `/proc/<pid>/status`.
 
 use std::io;
 use std::sync::OnceLock;
@@ -16,15 +16,16 @@ pub(crate) struct Inherited {
     pub(crate) blocked: u64,
 }
 
-/// Whether SIGPIPE was ignored at process start. Rust's runtime ignores SIGPIPE before `main`, so only code in
-/// `.init_array` can read the inherited disposition.
+/// Whether SIGPIPE was ignored at process start. Rust's runtime ignores SIGPIPE before `main`, so only code
+/// in `.init_array` can read the inherited disposition.
 static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEFORE_THE_RUNTIME: extern "C" fn() = {
     extern "C" fn look() {
-        // SAFETY: with a null action this only reads; `action` is valid memory, and all zeroes is a valid value.
+        // SAFETY: with a null action this only reads; `action` is valid memory, and all zeroes is a valid
+        // value.
         let ignored = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut action) == 0
@@ -35,8 +36,8 @@ static BEFORE_THE_RUNTIME: extern "C" fn() = {
     look
 };
 
-/// The signal state at the first call, which must precede any change by this program. `Signals::install` makes that
-/// call, or `Guarded::spawn` if no handlers were installed.
+/// The signal state at the first call, which must precede any change by this program. `Signals::install`
+/// makes that call, or `Guarded::spawn` if no handlers were installed.
 pub(crate) fn inherited() -> Inherited {
     static AT_START: OnceLock<Inherited> = OnceLock::new();
     *AT_START.get_or_init(|| {

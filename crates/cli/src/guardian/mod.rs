@@ -1,8 +1,8 @@
 //! The guardian of `lockkeeper run`: neither the command nor any of its descendants outlives the lock (P5).
 //!
-//! Four processes. The *wrapper* (`lockkeeper run`) holds the lock and keeps it alive. It starts the *guardian*
-//! (the same binary), which starts the *command* and, as a child subreaper, becomes the parent of every process
-//! that the command orphans:
+//! Four processes. The *wrapper* (`lockkeeper run`) holds the lock and keeps it alive. It starts the
+//! *guardian* (the same binary), which starts the *command* and, as a child subreaper, becomes the parent of
+//! every process that the command orphans:
 //!
 //! ```text
 //! shell ── wrapper ── guardian ── command ── …          (the terminal's session: all but the guardian,
@@ -10,23 +10,25 @@
 //!             └─ witness
 //! ```
 //!
-//! The *witness* does nothing: its pending signals show the wrapper whether a signal was sent to the whole process group, and has
-//! reached the command as well.
+//! The *witness* does nothing: its pending signals show the wrapper whether a signal was sent to the whole
+//! process group, and has reached the command as well.
 //!
-//! The guardian does not depend on the wrapper: by its own timer it ends all descendants before the lock's deadline,
-//! and it also ends them when the wrapper's end of the socket is closed. So no command continues without its lock after
-//! the wrapper was stopped or killed. The guardian also holds the lock's file descriptors until the last descendant is
-//! gone, so that a lock which *is* a descriptor (`file:`) can't pass to the next holder earlier.
+//! The guardian does not depend on the wrapper: by its own timer it ends all descendants before the lock's
+//! deadline, and it also ends them when the wrapper's end of the socket is closed. So no command continues
+//! without its lock after the wrapper was stopped or killed. The guardian also holds the lock's file
+//! descriptors until the last descendant is gone, so that a lock which *is* a descriptor (`file:`) can't pass
+//! to the next holder earlier.
 //!
-//! If the wrapper was killed, the guardian's last act is to become another program, the [`Epilogue`], which frees the
-//! lock.
+//! If the wrapper was killed, the guardian's last act is to become another program, the [`Epilogue`], which
+//! frees the lock.
 //!
-//! This module must not depend on locks or leases, choose exit codes of `run`, or print. Its only inputs from the
-//! lock are a deadline ("valid until", `CLOCK_BOOTTIME` nanoseconds), descriptors to keep open, and the epilogue.
+//! This module must not depend on locks or leases, choose exit codes of `run`, or print. Its only inputs from
+//! the lock are a deadline ("valid until", `CLOCK_BOOTTIME` nanoseconds), descriptors to keep open, and the
+//! epilogue.
 //!
 //! Reading order: `protocol` (messages between wrapper and guardian), `deadline` (when to send SIGTERM and
-//! SIGKILL), `tree` (descendant processes), `process` (the guardian), `handle`, `signals`, `relay` and `witness` (the wrapper's
-//! side).
+//! SIGKILL), `tree` (descendant processes), `process` (the guardian), `handle`, `signals`, `relay` and
+//! `witness` (the wrapper's side).
 
 #[cfg(not(target_os = "linux"))]
 compile_error!(
@@ -63,8 +65,8 @@ const GUARDIAN_ARGUMENT: &str = "__guardian";
 /// The variable in which a guardian gets the URL of its [`Epilogue`].
 const EPILOGUE_URL: &str = "LOCKKEEPER_EPILOGUE_URL";
 
-/// Runs the guardian or the witness and returns its exit code if this process was started as one; otherwise returns `None`
-/// at once.
+/// Runs the guardian or the witness and returns its exit code if this process was started as one; otherwise
+/// returns `None` at once.
 ///
 /// `main` must call this first: the guardian parses no other arguments, and must fork while it has only one
 /// thread.

@@ -8,8 +8,8 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::signal::SigSet;
 
-/// A call of the running binary, even if an upgrade has replaced its file, that inherits these descriptors and starts with all
-/// signals blocked.
+/// A call of the running binary, even if an upgrade has replaced its file, that inherits these descriptors
+/// and starts with all signals blocked.
 pub(crate) fn own_program(name: &str, argument: &str, descriptors: Vec<RawFd>) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg0(name).arg(argument);
@@ -26,8 +26,8 @@ pub(crate) fn own_program(name: &str, argument: &str, descriptors: Vec<RawFd>) -
     command
 }
 
-/// Sets a descriptor close-on-exec. The command and its descendants must inherit neither the lock's descriptors nor
-/// a socket: the closing of a socket signals the end of a process.
+/// Sets a descriptor close-on-exec. The command and its descendants must inherit neither the lock's
+/// descriptors nor a socket: the closing of a socket signals the end of a process.
 pub(crate) fn close_on_exec(fd: RawFd) -> Result<(), Errno> {
     set_flags(fd, FdFlag::FD_CLOEXEC)
 }

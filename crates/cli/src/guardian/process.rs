@@ -1,7 +1,8 @@
 //! The guardian process: starts the command, then runs an event loop until no descendant is left.
 //!
-//! One thread, one loop, no runtime. Only SIGKILL ends it early: all signals are blocked (SIGCHLD, and those that end programs,
-//! are read from a signalfd), its session has no terminal, and it never waits for the wrapper.
+//! One thread, one loop, no runtime. Only SIGKILL ends it early: all signals are blocked (SIGCHLD, and those
+//! that end programs, are read from a signalfd), its session has no terminal, and it never waits for the
+//! wrapper.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -142,7 +143,8 @@ struct Guardian {
     command: Option<Pid>,
     /// Whether the wrapper has received SIGTSTP, and the command was not continued since.
     reports_stop: bool,
-    /// Whether `Stopped` was reported to the wrapper, which then stops itself, and the wrapper was not continued since.
+    /// Whether `Stopped` was reported to the wrapper, which then stops itself, and the wrapper was not
+    /// continued since.
     wrapper_paused: bool,
     left: Left,
     left_behind_told: bool,
@@ -152,8 +154,8 @@ struct Guardian {
 }
 
 impl Guardian {
-    /// Starts the command, and then leaves the wrapper's session. `None` if the wrapper died before the command was
-    /// started.
+    /// Starts the command, and then leaves the wrapper's session. `None` if the wrapper died before the
+    /// command was started.
     fn start(startup: Startup, channel: &mut Channel) -> Result<Option<Self>, Errno> {
         // A signal from the terminal must not end the guardian while it is still in the foreground group.
         SigSet::all().thread_set_mask()?;
@@ -248,8 +250,8 @@ impl Guardian {
         }
     }
 
-    /// Sleeps until a message or a signal arrives, queued messages can be sent, or `wake` ns (at most `WAKE_NS_MAX`)
-    /// have passed.
+    /// Sleeps until a message or a signal arrives, queued messages can be sent, or `wake` ns (at most
+    /// `WAKE_NS_MAX`) have passed.
     fn wait(&self, channel: Option<&Channel>, wake: Option<u64>) {
         let armed = match wake {
             // At least 1, since a value of 0 would disarm the timer.
@@ -277,7 +279,8 @@ impl Guardian {
         }
     }
 
-    /// Reports signals to the wrapper, which decides what they mean. Without a wrapper the job is being ended in any case.
+    /// Reports signals to the wrapper, which decides what they mean. Without a wrapper the job is being ended
+    /// in any case.
     fn take_signals(&mut self, channel: &mut Option<Channel>) {
         while let Ok(Some(got)) = self.signals.read_signal() {
             let signal = got.ssi_signo.cast_signed();
@@ -329,7 +332,8 @@ impl Guardian {
                 continue;
             }
             if libc::WIFSTOPPED(status) {
-                // A command that was stopped in the wrapper's group, by SIGSTOP to it alone, does not stop the renewals.
+                // A command that was stopped in the wrapper's group, by SIGSTOP to it alone, does not stop
+                // the renewals.
                 if (self.reports_stop || self.own_group(pid).is_some())
                     && let Some(open) = channel
                 {
@@ -360,7 +364,8 @@ impl Guardian {
 
     fn forward(&self, command: Pid, signal: Signal) {
         let _ = match self.own_group(command) {
-            // Ctrl-Z stops a whole group, and the kernel ignores SIGTSTP in this one: no parent of its members is in the session.
+            // Ctrl-Z stops a whole group, and the kernel ignores SIGTSTP in this one: no parent of its
+            // members is in the session.
             Some(group) if signal == Signal::SIGTSTP => killpg(group, Signal::SIGSTOP),
             _ => kill(command, signal),
         };
@@ -377,7 +382,8 @@ impl Guardian {
     fn continue_command(&mut self) {
         self.wrapper_paused = false;
         let Some(command) = self.command else { return };
-        // A shell continues the whole process group, so a command in the wrapper's group usually runs already.
+        // A shell continues the whole process group, so a command in the wrapper's group usually runs
+        // already.
         if !is_stopped(command) {
             return;
         }
@@ -427,7 +433,8 @@ fn is_stopped(process: Pid) -> bool {
     tree::look(process.as_raw()).is_some_and(|process| process.is_stopped())
 }
 
-/// Replaces this process by the epilogue. Returns only if that fails: the lock is then free when its lease ends.
+/// Replaces this process by the epilogue. Returns only if that fails: the lock is then free when its lease
+/// ends.
 fn become_epilogue(arguments: &[OsString], url: Option<OsString>) {
     let _ = SigSet::all().thread_unblock();
     let mut command = Command::new("/proc/self/exe");
@@ -453,12 +460,13 @@ fn outcome(status: i32) -> CommandEnd {
     }
 }
 
-/// Starts the command as a child in the wrapper's session and process group, with the descriptors and the signal
-/// state that the wrapper inherited from its own parent.
+/// Starts the command as a child in the wrapper's session and process group, with the descriptors and the
+/// signal state that the wrapper inherited from its own parent.
 fn spawn(startup: &Startup) -> Result<Pid, Errno> {
     let (program, arguments) = startup.argv.split_first().ok_or(Errno::EINVAL)?;
     let inherited = startup.inherited;
-    // It must inherit the environment as it is (`Command` would copy a changed one before the command's id is known).
+    // It must inherit the environment as it is (`Command` would copy a changed one before the command's id is
+    // known).
     let mut command = Command::new(program);
     command.args(arguments);
     // SAFETY: this process has one thread, and does not change its environment.
@@ -488,9 +496,9 @@ fn errno_of(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EINVAL, Errno::from_raw)
 }
 
-/// Leaves the wrapper's session, terminal, standard descriptors and directory, so that the guardian keeps no pipe
-/// open and no filesystem busy. None of these calls can fail in a forked child; if one did, the guardian would
-/// still work.
+/// Leaves the wrapper's session, terminal, standard descriptors and directory, so that the guardian keeps no
+/// pipe open and no filesystem busy. None of these calls can fail in a forked child; if one did, the guardian
+/// would still work.
 fn leave(null: &File) {
     let _ = setsid();
     let _ = dup2_stdin(null);

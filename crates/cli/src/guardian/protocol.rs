@@ -18,9 +18,9 @@ pub(crate) enum GuardianOrder {
     ValidUntil(u64),
     /// Send this signal to the command.
     Forward(i32),
-    /// Send SIGTERM to all descendants now, and SIGKILL at `by` (`CLOCK_BOOTTIME`, ns). The wrapper sends this when the
-    /// lock is lost, or when the command has ended, descendants still run, and the wrapper receives a termination
-    /// signal.
+    /// Send SIGTERM to all descendants now, and SIGKILL at `by` (`CLOCK_BOOTTIME`, ns). The wrapper sends
+    /// this when the lock is lost, or when the command has ended, descendants still run, and the wrapper
+    /// receives a termination signal.
     End { by: u64 },
     /// The wrapper was continued: continue the command if it is stopped.
     Continue,

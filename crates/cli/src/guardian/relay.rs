@@ -1,11 +1,12 @@
-//! Decides which signals of the wrapper are relayed to the command: those that the command has not got itself. Pure: the time is a
-//! parameter, and no signal is sent here.
+//! Decides which signals of the wrapper are relayed to the command: those that the command has not got
+//! itself. Pure: the time is a parameter, and no signal is sent here.
 //!
-//! Whoever signals more processes than the wrapper signals the command, too, and one signal must stay one. There is evidence of two
-//! kinds. The *witness* has the signal: then the wrapper's process group was sent it (a key of the terminal, `kill -- -GROUP`,
-//! `timeout`), and the command has it if it is in that group. The *guardian* has it, which is in no group with others: then each
-//! process was sent it (`systemctl stop`). If both have it, it may have been sent to all processes of one program (`killall
-//! /usr/bin/lockkeeper`), and the command has not got it. That is ruled out for a sender that is the wrapper's parent, process 1 or
+//! Whoever signals more processes than the wrapper signals the command, too, and one signal must stay one.
+//! There is evidence of two kinds. The *witness* has the signal: then the wrapper's process group was sent it
+//! (a key of the terminal, `kill -- -GROUP`, `timeout`), and the command has it if it is in that group. The
+//! *guardian* has it, which is in no group with others: then each process was sent it (`systemctl stop`). If
+//! both have it, it may have been sent to all processes of one program (`killall /usr/bin/lockkeeper`), and
+//! the command has not got it. That is ruled out for a sender that is the wrapper's parent, process 1 or
 //! outside of this process's PID namespace.
 //!
 //! All times are nanoseconds of `CLOCK_BOOTTIME`.
@@ -67,7 +68,8 @@ impl Relay {
         self.ask_at.get_or_insert(now.saturating_add(WINDOW_NS));
     }
 
-    /// The guardian has received a signal. `from_manager`: from the wrapper's parent, process 1, or outside of this PID namespace.
+    /// The guardian has received a signal. `from_manager`: from the wrapper's parent, process 1, or outside
+    /// of this PID namespace.
     pub(crate) fn guardian_got(&mut self, signal: Signal, from_manager: bool, now: u64) {
         self.guardian.push_back((signal, now, from_manager));
         if self.guardian.len() > GUARDIAN_MAX {
@@ -97,8 +99,8 @@ impl Relay {
         }
     }
 
-    /// Decides about the signals that came before the question. `got` are the signals of the witness, empty without one. Returns
-    /// those to be relayed.
+    /// Decides about the signals that came before the question. `got` are the signals of the witness, empty
+    /// without one. Returns those to be relayed.
     pub(crate) fn answered(&mut self, got: u64, command: CommandPlace, now: u64) -> Vec<Signal> {
         let covered = self.asked.take().map_or(0, |(covered, _)| covered);
         self.group |= got;

@@ -15,9 +15,9 @@ use tokio::net::UnixDatagram;
 use super::inherited::inherited;
 use super::protocol::FORWARDED;
 
-/// Receives SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH and SIGTSTP; SIGTTIN and SIGTTOU, which stop a
-/// job as well, as SIGTSTP. The other signals that would end this process, and with it the command, have no effect: timers,
-/// SIGPWR, SIGIO, and real-time signals.
+/// Receives SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH and SIGTSTP; SIGTTIN and
+/// SIGTTOU, which stop a job as well, as SIGTSTP. The other signals that would end this process, and with it
+/// the command, have no effect: timers, SIGPWR, SIGIO, and real-time signals.
 ///
 /// A signal that was ignored at process start (by `nohup`, or by a shell that started the process in the
 /// background) stays ignored and gets no handler.
@@ -62,11 +62,12 @@ impl Signals {
                 }
                 let bytes = [taken_as as i32 as u8, u8::from(info.si_code == libc::SI_KERNEL)];
                 // A full socket holds hundreds of unread signals, so it does no harm to drop one more.
-                // SAFETY: a system call that signal handlers may make, on a descriptor that outlives the handler.
+                // SAFETY: a system call that signal handlers may make, on a descriptor that outlives the
+                // handler.
                 unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
             };
-            // SAFETY: the handler makes one system call and stores one atomic. `send` may change errno, which the
-            // registry's own handler saves and restores.
+            // SAFETY: the handler makes one system call and stores one atomic. `send` may change errno, which
+            // the registry's own handler saves and restores.
             signals.handlers.push(unsafe { register_sigaction(signal as i32, handler)? });
         }
         // Handlers instead of SIG_IGN, which the command would inherit.
@@ -90,15 +91,15 @@ impl Signals {
         }
     }
 
-    /// The last signal that asked this program or its command to end: SIGTERM, SIGINT, SIGQUIT or any SIGHUP. Known as soon
-    /// as the signal has arrived, also before [`Signals::next`] returns it.
+    /// The last signal that asked this program or its command to end: SIGTERM, SIGINT, SIGQUIT or any SIGHUP.
+    /// Known as soon as the signal has arrived, also before [`Signals::next`] returns it.
     #[must_use]
     pub fn asked(&self) -> Option<Signal> {
         Signal::try_from(self.asked.load(Ordering::Relaxed)).ok()
     }
 
-    /// The first signal that asked this program to end. A SIGHUP counts only from a terminal: many programs take another
-    /// for the order to read their settings again.
+    /// The first signal that asked this program to end. A SIGHUP counts only from a terminal: many programs
+    /// take another for the order to read their settings again.
     #[must_use]
     pub fn ended_by(&self) -> Option<Signal> {
         self.ended_by
@@ -109,8 +110,8 @@ impl Signals {
         loop {
             let mut bytes = [0; 2];
             if self.incoming.recv(&mut bytes).await.is_err() {
-                // Can't happen, since this process holds the other end. If `recv` failed all the same, the wrapper
-                // would work without signals.
+                // Can't happen, since this process holds the other end. If `recv` failed all the same, the
+                // wrapper would work without signals.
                 return std::future::pending().await;
             }
             if let Ok(signal) = Signal::try_from(i32::from(bytes[0])) {
@@ -142,8 +143,8 @@ impl Drop for Signals {
     }
 }
 
-/// Stops this process as Ctrl-Z would, so that the parent shell takes its terminal back. Returns after SIGCONT,
-/// or at once in an orphaned process group, where the kernel ignores SIGTSTP.
+/// Stops this process as Ctrl-Z would, so that the parent shell takes its terminal back. Returns after
+/// SIGCONT, or at once in an orphaned process group, where the kernel ignores SIGTSTP.
 pub(crate) fn stop_self() {
     if inherited().ignores(Signal::SIGTSTP) {
         return;
@@ -152,16 +153,16 @@ pub(crate) fn stop_self() {
     // SAFETY: the default action installs no code, and the action that is put back was in force before.
     unsafe {
         let Ok(handler) = sigaction(Signal::SIGTSTP, &default) else { return };
-        // Sent to this thread, so that the stop takes effect before the call returns. A SIGTSTP to the process might be
-        // handled by another thread, and this one would continue for a moment.
+        // Sent to this thread, so that the stop takes effect before the call returns. A SIGTSTP to the
+        // process might be handled by another thread, and this one would continue for a moment.
         let _ = raise(Signal::SIGTSTP);
         let _ = sigaction(Signal::SIGTSTP, &handler);
     }
 }
 
-/// Makes the group of `pid` the foreground group of the terminal, if this process's group is. A shell's `fg` makes
-/// our group the foreground group; a command with a group of its own would stop again at its first read from the
-/// terminal.
+/// Makes the group of `pid` the foreground group of the terminal, if this process's group is. A shell's `fg`
+/// makes our group the foreground group; a command with a group of its own would stop again at its first read
+/// from the terminal.
 pub(crate) fn hand_terminal_to(pid: i32) {
     // Nothing to do without a terminal or if the process has ended.
     let Ok(terminal) = File::open("/dev/tty") else { return };

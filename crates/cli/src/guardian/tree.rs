@@ -6,10 +6,10 @@
 //!
 //! `deadline` decides when to signal. Only [`end_all`] waits.
 //!
-//! Only `waitpid` proves that no descendant is left ([`Reaped::NobodyLeft`]); a scan of `/proc` proves nothing, since
-//! processes fork while it runs. So scans that send SIGKILL repeat until `waitpid` reports that no child is left.
-//! SIGTERM is sent once, to the processes that a few scans have found: a process that appears later may be the clean-up
-//! that the command starts on SIGTERM.
+//! Only `waitpid` proves that no descendant is left ([`Reaped::NobodyLeft`]); a scan of `/proc` proves
+//! nothing, since processes fork while it runs. So scans that send SIGKILL repeat until `waitpid` reports
+//! that no child is left. SIGTERM is sent once, to the processes that a few scans have found: a process that
+//! appears later may be the clean-up that the command starts on SIGTERM.
 
 use std::collections::HashSet;
 use std::fs;
@@ -41,9 +41,9 @@ impl ProcessInfo {
         matches!(self.state, b'Z' | b'X')
     }
 
-    /// Sends `signal` to this process and to no other one: the id may have been reused, and root could then signal
-    /// an unrelated process. Errors are ignored: the process is dead, or may not be signalled (it changed its
-    /// user).
+    /// Sends `signal` to this process and to no other one: the id may have been reused, and root could then
+    /// signal an unrelated process. Errors are ignored: the process is dead, or may not be signalled (it
+    /// changed its user).
     fn signal(&self, signal: i32) {
         let handle = pidfd_open(self.pid);
         // If the start time is the same after the pidfd was opened, the pidfd refers to this process.
@@ -89,9 +89,9 @@ fn parse_stat(pid: i32, stat: &[u8]) -> Option<ProcessInfo> {
     Some(ProcessInfo { pid, parent, state, started })
 }
 
-/// Scans `/proc` once and calls `found` for each descendant of this process as soon as it is recognised; returns
-/// their number. `/proc` lists ids in ascending order, and children mostly have higher ids than their parents, so
-/// one scan finds even most processes that were forked while it ran.
+/// Scans `/proc` once and calls `found` for each descendant of this process as soon as it is recognised;
+/// returns their number. `/proc` lists ids in ascending order, and children mostly have higher ids than their
+/// parents, so one scan finds even most processes that were forked while it ran.
 fn walk(mut found: impl FnMut(&ProcessInfo)) -> usize {
     let own = std::process::id().cast_signed();
     let mut family = HashSet::from([own]);
@@ -182,8 +182,8 @@ pub(crate) enum Reaped {
     NobodyLeft,
 }
 
-/// Reads one child's change of state without waiting. Calls libc directly, since nix's `waitpid` can't represent a
-/// death by a real-time signal.
+/// Reads one child's change of state without waiting. Calls libc directly, since nix's `waitpid` can't
+/// represent a death by a real-time signal.
 pub(crate) fn reap() -> Reaped {
     let mut status = 0;
     let flags = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED | libc::__WALL;
@@ -199,8 +199,8 @@ pub(crate) fn reap() -> Reaped {
 }
 
 /// Ends all descendants of this process and returns when none is left: SIGTERM now, SIGKILL at `kill_at`
-/// (`CLOCK_BOOTTIME`, ns). Used by a wrapper whose guardian died, at a moment at which the system may refuse a thread: so it needs
-/// none.
+/// (`CLOCK_BOOTTIME`, ns). Used by a wrapper whose guardian died, at a moment at which the system may refuse
+/// a thread: so it needs none.
 pub(crate) async fn end_all(kill_at: u64) {
     /// The polling interval: short compared with any grace, and cheap.
     const LOOK_EVERY: Duration = Duration::from_millis(5);

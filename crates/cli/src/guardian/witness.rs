@@ -1,11 +1,13 @@
-//! The witness: a process in the wrapper's process group whose pending signals are those that the group was sent.
+//! The witness: a process in the wrapper's process group whose pending signals are those that the group was
+//! sent.
 //!
-//! The kernel does not show a process whether a signal was sent to it alone or to its whole group. The wrapper must know it: a
-//! signal to the group has reached the command as well, and must not be relayed. The witness has the wrapper's group and session,
-//! blocks all signals and does nothing, so its pending signals are the evidence. It ends with the wrapper.
+//! The kernel does not show a process whether a signal was sent to it alone or to its whole group. The
+//! wrapper must know it: a signal to the group has reached the command as well, and must not be relayed. The
+//! witness has the wrapper's group and session, blocks all signals and does nothing, so its pending signals
+//! are the evidence. It ends with the wrapper.
 //!
-//! Its name and arguments do not contain the program's, and the guardian's neither, so that `pkill -f lockkeeper` does not look like a
-//! signal to the group or to all processes.
+//! Its name and arguments do not contain the program's, and the guardian's neither, so that `pkill -f
+//! lockkeeper` does not look like a signal to the group or to all processes.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};

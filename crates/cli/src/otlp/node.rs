@@ -1,4 +1,5 @@
-//! The traces of a node: a thread takes the traces of acquires from a queue, and sends their spans in batches.
+//! The traces of a node: a thread takes the traces of acquires from a queue, and sends their spans in
+//! batches.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -30,7 +31,8 @@ impl NodeTraces {
     /// Begins to send to the collector at this URL.
     ///
     /// # Errors
-    /// The collector can't be used, or a thread can't be started. A collector that is out of reach is no error.
+    /// The collector can't be used, or a thread can't be started. A collector that is out of reach is no
+    /// error.
     pub(crate) fn start(url: &str, report: fn(String)) -> Result<Self, Failure> {
         let mut exporter = CollectorExporter::new(url, report)
             .map_err(|why| Failure::new(CONFIG, format!("traces can't be sent to {url}: {why}")))?;
@@ -48,7 +50,8 @@ impl NodeTraces {
         TraceSink(Arc::new(move |trace| queue.try_send(trace).is_ok()))
     }
 
-    /// Sends the queued traces, for at most [`FLUSH`]. To be called after the node has ended, and dropped its sink.
+    /// Sends the queued traces, for at most [`FLUSH`]. To be called after the node has ended, and dropped its
+    /// sink.
     pub(crate) fn flush(self) {
         drop(self.queue);
         let until = Instant::now() + FLUSH;

@@ -57,11 +57,13 @@ fn too_few_threads_or_files_are_an_error() {
     }
 }
 
-/// If the guardian is killed, the wrapper ends the job with what it has: the system gives it no thread at that moment.
+/// If the guardian is killed, the wrapper ends the job with what it has: the system gives it no thread at
+/// that moment.
 #[test]
 fn wrapper_without_a_thread_left_ends_the_job_of_a_killed_guardian() {
     let place = Place::new();
-    // Takes all processes that the limit leaves; the last one is that of the inner shell, which can't fork any more.
+    // Takes all processes that the limit leaves; the last one is that of the inner shell, which can't fork
+    // any more.
     let script = "trap '' TERM; (while :; do sleep 600 & done) 2>/dev/null; sleep 600 & echo $$ > pid; wait";
     let mut command =
         unprivileged(&place, USERS[1], &["run", "--grace", "100ms", "jobs", "--", "sh", "-c", script]);

@@ -44,8 +44,8 @@ impl Place {
         self.start(&[&["--data", data], options].concat(), &format!("{data}.log"))
     }
 
-    /// Starts three nodes of a new cluster, which serve HTTP/JSON too. Returns them, and their ports for each other, which are
-    /// theirs until these are dropped.
+    /// Starts three nodes of a new cluster, which serve HTTP/JSON too. Returns them, and their ports for each
+    /// other, which are theirs until these are dropped.
     pub(crate) fn begin_three(&self) -> (Vec<Node>, [Port; 3]) {
         self.begin_three_with(&[])
     }
@@ -80,8 +80,8 @@ impl Place {
         Starting { child: Some(child), lines, log }
     }
 
-    /// Starts a node on a port that stays reserved for it; also returns this test directory, with the node as its
-    /// lock service.
+    /// Starts a node on a port that stays reserved for it; also returns this test directory, with the node as
+    /// its lock service.
     pub(crate) fn served(self) -> (Self, Node) {
         let node = self.serve(&self.address());
         let url = node.url();
@@ -149,13 +149,15 @@ impl Node {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
-    /// Stops the node by a signal; returns the exit code, the output after the startup line, and the log as `err`.
+    /// Stops the node by a signal; returns the exit code, the output after the startup line, and the log as
+    /// `err`.
     pub(crate) fn stopped(self, signal: Signal) -> Ended {
         self.signal(signal);
         self.ended()
     }
 
-    /// Waits until the node has ended; returns the exit code, the output after the startup line, and the log as `err`.
+    /// Waits until the node has ended; returns the exit code, the output after the startup line, and the log
+    /// as `err`.
     pub(crate) fn ended(mut self) -> Ended {
         let mut status = None;
         wait_until("the node has ended", || {

@@ -79,8 +79,8 @@ fn every_call_on_the_service_pages_parses() {
     assert!(count >= 9, "only {count} calls were found: the search itself is broken");
 }
 
-/// Three nodes form a cluster, a fourth joins and becomes the leader, and one is removed: runs every line of the
-/// page in order, with free ports.
+/// Three nodes form a cluster, a fourth joins and becomes the leader, and one is removed: runs every line of
+/// the page in order, with free ports.
 #[test]
 fn operating_page_cluster_example_works() {
     let scripts = scripts(OPERATING, "## A cluster");

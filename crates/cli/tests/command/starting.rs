@@ -129,8 +129,8 @@ fn data_directory_with_files_of_others_is_refused_unchanged() {
     assert_eq!(left.len(), 1, "nothing was added: {left:?}");
 }
 
-/// A test directory with the data of a stopped node. `change` was applied to the header of the bootstrap record,
-/// and its checksum recomputed.
+/// A test directory with the data of a stopped node. `change` was applied to the header of the bootstrap
+/// record, and its checksum recomputed.
 fn with_header(change: impl Fn(&mut [u8])) -> Place {
     let place = Place::new();
     assert_eq!(place.serve("127.0.0.1:0").stopped(Signal::SIGTERM).code, 0);

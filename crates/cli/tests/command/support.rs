@@ -79,8 +79,8 @@ impl Place {
         self.lockkeeper(line.split_whitespace()).ended()
     }
 
-    /// Starts `run` on the lock `name` with a command that sleeps until it is ended, and waits until the command
-    /// has started.
+    /// Starts `run` on the lock `name` with a command that sleeps until it is ended, and waits until the
+    /// command has started.
     pub(crate) fn holder(&self, name: &str, options: &[&str]) -> Running {
         let begun = self.path(&format!("begun-{}", name.replace('/', "-")));
         let script = r#"echo "$LOCKKEEPER_TOKEN" > "$0.new" && mv "$0.new" "$0" && exec sleep 600"#;
@@ -123,7 +123,8 @@ impl Ended {
         }
     }
 
-    /// Asserts that the program has succeeded without a message, but that it waits: it says so after two seconds.
+    /// Asserts that the program has succeeded without a message, but that it waits: it says so after two
+    /// seconds.
     #[track_caller]
     pub(crate) fn is_silent_success(&self) {
         let waits = |line: &str| line.starts_with("lockkeeper: waiting for ");
@@ -150,8 +151,8 @@ impl Ended {
         }
     }
 
-    /// Asserts that the program failed with this code, printed one line on standard error that contains all these
-    /// words, and printed nothing else.
+    /// Asserts that the program failed with this code, printed one line on standard error that contains all
+    /// these words, and printed nothing else.
     #[track_caller]
     pub(crate) fn is_one_line(&self, code: u8, words: &[&str]) {
         assert_eq!(self.code, i32::from(code), "{self:?}");
@@ -213,8 +214,8 @@ impl Running {
     }
 
     pub(crate) fn ended_within(mut self, patience: Duration) -> Ended {
-        // On another thread: both outputs must be read concurrently, and a program that hangs must fail the test
-        // instead of blocking it.
+        // On another thread: both outputs must be read concurrently, and a program that hangs must fail the
+        // test instead of blocking it.
         let child = self.child.take().unwrap();
         let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap());
         let (tell, told) = std::sync::mpsc::channel();

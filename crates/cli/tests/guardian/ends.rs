@@ -27,7 +27,8 @@ crate::trials![
     stopped_wrapper_does_not_block_the_guardian,
 ];
 
-/// The first line of the script: in every second round, the processes ignore SIGTERM, so that only SIGKILL ends them.
+/// The first line of the script: in every second round, the processes ignore SIGTERM, so that only SIGKILL
+/// ends them.
 fn first_words(round: usize) -> &'static str {
     if round.is_multiple_of(2) { "" } else { "trap '' TERM" }
 }
@@ -60,7 +61,8 @@ fn wrapper_killed_during_its_start_leaves_no_descendant() {
         scenario.options.grace_ms = 50;
         scenario.start(&["sh", "-c", "sleep 600 & (setsid sleep 600 &); wait"]);
         wait_until("the lock file exists", || std::path::Path::new(&scenario.options.lock).exists());
-        // The length of this sleep differs between the rounds: the kills hit all phases of the wrapper's start.
+        // The length of this sleep differs between the rounds: the kills hit all phases of the wrapper's
+        // start.
         std::thread::sleep(Duration::from_micros(400 * (round as u64 % 50)));
         scenario.signal_wrapper(Signal::SIGKILL);
         scenario.wait();
@@ -93,8 +95,8 @@ fn descendants_of_a_stopped_wrapper_are_dead_before_the_deadline() {
         wait_until("nobody is left", || scenario.survivors().is_empty());
         scenario.signal_wrapper(Signal::SIGCONT);
         let gone: u64 = scenario.wait_for_report("gone")["gone ".len()..].parse().unwrap();
-        // After SIGCONT the wrapper may have written more renewals to its report. Only renewals that were written
-        // before the last process ended can have moved the guardian's deadline.
+        // After SIGCONT the wrapper may have written more renewals to its report. Only renewals that were
+        // written before the last process ended can have moved the guardian's deadline.
         let report = scenario.read("report");
         let heard = report.lines().filter_map(|line| line.strip_prefix("until ")?.parse::<u64>().ok());
         let deadline = heard.filter(|until| until - 2_600_000_000 < gone).max().unwrap();

@@ -1,10 +1,11 @@
-//! Tests of the guardian with real processes. `lockkeeper run` (the *wrapper*) starts its command under a second
-//! process, the *guardian*, which ends the command by the lock's deadline even if the wrapper is stopped or killed (P5
-//! of `docs/SAFETY.md`).
+//! Tests of the guardian with real processes. `lockkeeper run` (the *wrapper*) starts its command under a
+//! second process, the *guardian*, which ends the command by the lock's deadline even if the wrapper is
+//! stopped or killed (P5 of `docs/SAFETY.md`).
 //!
-//! This binary has several roles. Without a role it is the test run; as `role:wrapper` it is a small `lockkeeper run`
-//! over a flock ([`wrapper`]); with the argument `__guardian`, by which the wrapper executes `/proc/self/exe`, it is
-//! the real guardian; the other roles are commands ([`commands`]) whose behaviour is hard to reproduce with a shell.
+//! This binary has several roles. Without a role it is the test run; as `role:wrapper` it is a small
+//! `lockkeeper run` over a flock ([`wrapper`]); with the argument `__guardian`, by which the wrapper executes
+//! `/proc/self/exe`, it is the real guardian; the other roles are commands ([`commands`]) whose behaviour is
+//! hard to reproduce with a shell.
 //!
 //! `GUARDIAN_ROUNDS` is the number of repetitions of the scenarios that kill wrappers (default 25).
 

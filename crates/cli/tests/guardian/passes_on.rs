@@ -65,8 +65,8 @@ fn missing_and_non_executable_programs_are_distinguished() {
     }
 }
 
-/// The output of `command`, run first without and then with the wrapper. `prepare` is called in the process that
-/// becomes the command or the wrapper.
+/// The output of `command`, run first without and then with the wrapper. `prepare` is called in the process
+/// that becomes the command or the wrapper.
 fn without_and_with(command: &[&str], prepare: fn()) -> (String, String) {
     let scenario = Scenario::new();
     let mut plain = Command::new(command[0]);

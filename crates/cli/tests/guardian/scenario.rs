@@ -150,8 +150,8 @@ impl Scenario {
         })
     }
 
-    /// All live processes that descend from this scenario's wrapper, the guardian included. They are found by an
-    /// environment variable that they inherit, so no process can be missed.
+    /// All live processes that descend from this scenario's wrapper, the guardian included. They are found by
+    /// an environment variable that they inherit, so no process can be missed.
     pub(crate) fn survivors(&self) -> Vec<i32> {
         let mark = [FAMILY.as_bytes(), b"=", self.folder.path().as_os_str().as_bytes()].concat();
         let has_mark = |pid: &i32| {

@@ -148,8 +148,8 @@ fn ctrl_c_reaches_the_command_exactly_once() {
     for round in 1..=5 {
         terminal.keys("\x03");
         wait_until("Ctrl-C arrived", || terminal.screen().matches("had SIGINT").count() >= round);
-        // Signals are relayed in the order of arrival: if the wrapper also relayed the SIGINT, that would reach the
-        // command before this SIGUSR1.
+        // Signals are relayed in the order of arrival: if the wrapper also relayed the SIGINT, that would
+        // reach the command before this SIGUSR1.
         kill(wrapper, Signal::SIGUSR1).unwrap();
         wait_until("SIGUSR1 was passed on", || terminal.screen().matches("had SIGUSR1").count() == round);
     }
@@ -197,13 +197,15 @@ fn interactive_shell_works_as_the_command() {
     // Tests job control in the inner shell.
     terminal.keys("sleep 600\n");
     wait_until("the inner job runs in the foreground", || {
-        // The job is identified by its program name: before exec it is a copy of the shell, which ignores Ctrl-Z.
+        // The job is identified by its program name: before exec it is a copy of the shell, which ignores
+        // Ctrl-Z.
         let foreground = crate::scenario::stat_field(inner.as_raw(), 5).unwrap();
         std::fs::read_to_string(format!("/proc/{foreground}/comm")).is_ok_and(|name| name == "sleep\n")
     });
     terminal.keys("\x1a");
     terminal.wait_for("Stopped");
-    // bash refuses to exit while it has a stopped job, and its `wait` does not wait for such a job; hence the loop.
+    // bash refuses to exit while it has a stopped job, and its `wait` does not wait for such a job; hence the
+    // loop.
     terminal.keys("kill %1; until [ -z \"$(jobs -s)\" ]; do :; done; echo ended-$((1+1))\n");
     terminal.wait_for("ended-2");
     // The inner shell suspends itself: the outer one takes over, and later continues it.

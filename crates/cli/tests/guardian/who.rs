@@ -101,8 +101,8 @@ fn listening(role: &str, prepare: impl FnOnce(&mut Scenario)) -> Scenario {
     scenario
 }
 
-/// The command gets a signal as often as the cell says, whether it is in the wrapper's group or not, and has all the time that it
-/// takes.
+/// The command gets a signal as often as the cell says, whether it is in the wrapper's group or not, and has
+/// all the time that it takes.
 fn ending(to: To, cell: &str) {
     let expected = match cell {
         "the command gets it once" => 1,
@@ -131,7 +131,8 @@ fn ending(to: To, cell: &str) {
     }
 }
 
-/// To wrapper, guardian and command, and to all processes of the wrapper's program, of which the command is none.
+/// To wrapper, guardian and command, and to all processes of the wrapper's program, of which the command is
+/// none.
 fn by_a_stranger() {
     for has_command in [true, false] {
         let mut scenario = listening("role:tell-all", |_| {});

@@ -1,4 +1,5 @@
-//! A small `lockkeeper run`: takes a flock, runs a command under the guardian, and writes a report of the events.
+//! A small `lockkeeper run`: takes a flock, runs a command under the guardian, and writes a report of the
+//! events.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -135,8 +136,8 @@ async fn guarded_run(options: &Options, argv: Vec<OsString>, lock: &Flock<File>)
             },
             _ = renewal.tick(), if options.renews => {
                 let at = boot_now() + ttl;
-                // Written before the order is sent, so that the report contains every deadline that the guardian may
-                // have received.
+                // Written before the order is sent, so that the report contains every deadline that the
+                // guardian may have received.
                 say(format!("until {at}"));
                 guarded.set_valid_until(at);
             }

@@ -1,4 +1,5 @@
-//! Who may do what: identities from certificates and tokens, permissions, the audit trail, as an operator sets them up.
+//! Who may do what: identities from certificates and tokens, permissions, the audit trail, as an operator
+//! sets them up.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -31,7 +32,8 @@ actions = ["acquire", "read", "break", "limit", "admin"]
 names = ["*"]
 "#;
 
-/// Three nodes over TLS with tokens, permissions and an audit trail each; a token of `reports`, a certificate of `billing`.
+/// Three nodes over TLS with tokens, permissions and an audit trail each; a token of `reports`, a certificate
+/// of `billing`.
 struct Shop {
     place: Place,
     nodes: Vec<Node>,

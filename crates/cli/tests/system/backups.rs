@@ -196,8 +196,8 @@ fn restore_refuses_a_directory_that_is_not_empty() {
         .is_one_line(exit::CANNOT_CREATE, &["is not empty: `letter` is there"]);
     assert_eq!(fs::read_dir(place.path("mine")).unwrap().count(), 1, "not even a lock file");
 
-    // The data directory of the node that the backup was taken from is refused, while the node is stopped and while
-    // it runs.
+    // The data directory of the node that the backup was taken from is refused, while the node is stopped and
+    // while it runs.
     let refused =
         || place.ran("restore locks --data data").is_one_line(exit::CANNOT_CREATE, &["is not empty"]);
     refused();
@@ -216,8 +216,8 @@ fn restore_interrupted_by_a_failed_sync_is_refused_by_serve_and_can_be_repeated(
     let shim = lockkeeper_rig::Shim::new(&place.path(""));
     shim.set(lockkeeper_rig::Number::Error, 5);
     let (mut refused, mut is_done) = (0, false);
-    // The first syncs make the new directory's name durable in its parent directory: if one of them fails, the
-    // directory has no `restore-unfinished` file yet.
+    // The first syncs make the new directory's name durable in its parent directory: if one of them fails,
+    // the directory has no `restore-unfinished` file yet.
     for sync in 1.. {
         shim.set(lockkeeper_rig::Number::FailIn, sync);
         let tokens = highest.to_string();

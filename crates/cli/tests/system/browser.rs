@@ -12,7 +12,8 @@ use crate::support::{CommandExt, Place};
 /// A browser beside other tests on two cores takes its time.
 const BROWSER_PATIENCE: Duration = Duration::from_secs(240);
 
-/// Runs a script to its end. It fails if the page has logged an error, violated its policy or called another host.
+/// Runs a script to its end. It fails if the page has logged an error, violated its policy or called another
+/// host.
 fn run(script: &str, words: &[&str]) {
     let libraries = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign/npm-browser/node_modules");
     assert!(

@@ -27,7 +27,8 @@ fn first(port: &Port, more: &[&str]) -> (Place, Node) {
 }
 
 impl Place {
-    /// Starts a node that waits to be added to the cluster. `at` is its own port for peers, `to` that of a member.
+    /// Starts a node that waits to be added to the cluster. `at` is its own port for peers, `to` that of a
+    /// member.
     fn joins(&self, node: u64, at: &Port, to: &Port) -> Starting {
         let (id, at, to, listen) = (node.to_string(), peers(at), peers(to), self.address());
         let options = [
@@ -132,8 +133,8 @@ fn restarted_node_forwards_calls_to_a_leader_that_joined_later() {
     }
 }
 
-/// A leader that is to be removed transfers the leadership first. The new leader gets the forwarded request and
-/// completes the removal.
+/// A leader that is to be removed transfers the leadership first. The new leader gets the forwarded request
+/// and completes the removal.
 #[test]
 fn leader_can_be_removed() {
     let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
@@ -211,8 +212,8 @@ fn new_node_receives_a_snapshot_if_the_log_was_truncated() {
     drop((one, two));
 }
 
-/// A node that was bootstrapped alone, or restored from a backup, announces its peer address once it is started
-/// with `--peer-listen`.
+/// A node that was bootstrapped alone, or restored from a backup, announces its peer address once it is
+/// started with `--peer-listen`.
 #[test]
 fn single_node_cluster_can_be_extended_later() {
     let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
@@ -233,8 +234,8 @@ fn single_node_cluster_can_be_extended_later() {
     let peers_two = peers(&ports[1]);
     two.kill();
     one.kill();
-    // Node 1 is started as before it had a second node. Without `--peer-listen` the other node could not connect,
-    // and node 1 would wait for ever; so the start is refused.
+    // Node 1 is started as before it had a second node. Without `--peer-listen` the other node could not
+    // connect, and node 1 would wait for ever; so the start is refused.
     let as_before = [&["serve", "--data", "node1"], &alone[..]].concat();
     let words = ["node1`", "node 1", "(node 2)", "--peer-listen HOST:PORT"];
     place.bare(as_before).ended().is_one_line(USAGE, &words);
@@ -279,7 +280,8 @@ fn nodes_join_a_restored_cluster_and_a_follower_serves_the_next_backup() {
     assert!(next["last_token"].as_u64() > Some(held.token), "{next}");
 }
 
-/// A service manager that starts three nodes one after the other must not wait for the first of them for ever.
+/// A service manager that starts three nodes one after the other must not wait for the first of them for
+/// ever.
 #[test]
 fn founding_node_is_ready_for_systemd_and_says_what_it_waits_for() {
     let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();

@@ -1,4 +1,5 @@
-//! The lock directory of a host, if none is named. Each case sees a `/var/lib` of its own, by a mount namespace.
+//! The lock directory of a host, if none is named. Each case sees a `/var/lib` of its own, by a mount
+//! namespace.
 
 use std::process::Command;
 

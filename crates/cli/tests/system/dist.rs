@@ -1,4 +1,5 @@
-//! The files of a release: the archive and the Debian package, installed below a directory of the test, and used.
+//! The files of a release: the archive and the Debian package, installed below a directory of the test, and
+//! used.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,8 +14,9 @@ fn ran(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Makes the files of a release of this build, and returns them: the archive, and the Debian package. Uses the programs
-/// that `cargo xtask test` has built beside `lockkeeper`, without their symbols, which take minutes to compress.
+/// Makes the files of a release of this build, and returns them: the archive, and the Debian package. Uses
+/// the programs that `cargo xtask test` has built beside `lockkeeper`, without their symbols, which take
+/// minutes to compress.
 fn release(out: &Path) -> [PathBuf; 2] {
     let built = Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
     let stripped = TempDir::new().unwrap();

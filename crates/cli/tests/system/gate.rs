@@ -160,8 +160,8 @@ fn tokens_are_also_asked_for_at_the_lock_service() {
     assert_eq!(put(address, token), Some(412), "the hold has ended");
 }
 
-/// A gate that is killed again and again, before an upstream that works on, with sections of several modes, some of which
-/// change theirs: no write begins beside one of another section, and none out of turn.
+/// A gate that is killed again and again, before an upstream that works on, with sections of several modes,
+/// some of which change theirs: no write begins beside one of another section, and none out of turn.
 #[test]
 fn killed_gate_lets_no_section_in_beside_another() {
     const ROUNDS: u32 = 6;
@@ -187,7 +187,8 @@ fn killed_gate_lets_no_section_in_beside_another() {
                     if token.is_multiple_of(3) {
                         ask(address, "GET /a", &headers);
                     }
-                    // As a holder that retries: until it is done, or a later one was there, or it came in another mode.
+                    // As a holder that retries: until it is done, or a later one was there, or it came in
+                    // another mode.
                     let write =
                         || ask(address, "PUT /a", &format!("{headers}{mode}")).map(|(status, _)| status);
                     while !is_over.load(Ordering::SeqCst) && !matches!(write(), Some(200 | 400 | 412)) {

@@ -8,13 +8,14 @@ use lockkeeper::blocking::Locks;
 use crate::support::{CommandExt, Ended, Place, wait_until};
 
 const TTL: Duration = Duration::from_secs(6);
-/// The number of commands. Their starts are spread over a sixth of the ttl, so they are less than 1 % of the ttl
-/// apart. A wrapper that checked the deadline only every sixth of the ttl would fail for starts within an interval
-/// of about 1 % of the ttl; at least one start falls into it.
+/// The number of commands. Their starts are spread over a sixth of the ttl, so they are less than 1 % of the
+/// ttl apart. A wrapper that checked the deadline only every sixth of the ttl would fail for starts within an
+/// interval of about 1 % of the ttl; at least one start falls into it.
 const PHASES: u32 = 18;
 
-/// Runs a command under the lock `name`. Another client holds the lock at first, and releases it when the time `after`
-/// has passed since the wrapper was seen in the queue, which is soon after the wrapper's session was opened.
+/// Runs a command under the lock `name`. Another client holds the lock at first, and releases it when the
+/// time `after` has passed since the wrapper was seen in the queue, which is soon after the wrapper's session
+/// was opened.
 fn run_begun_after(place: &Place, locks: &Locks, name: &str, after: Duration) -> Ended {
     let holder = locks.mutex(name).ttl(Duration::from_secs(60)).wait(Wait::No);
     let held = holder.acquire().unwrap();

@@ -190,8 +190,8 @@ fn program_says_why_it_has_no_lock() {
     assert!(ended.err.contains("empty segment"), "{ended:?}");
 }
 
-/// Calls made up from the OpenAPI document, valid and invalid ones: the document describes every answer, and nothing is a
-/// failure of the service.
+/// Calls made up from the OpenAPI document, valid and invalid ones: the document describes every answer, and
+/// nothing is a failure of the service.
 #[test]
 fn answers_to_generated_calls_are_those_of_the_document() {
     let libraries = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign/pypi-http");

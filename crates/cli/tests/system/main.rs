@@ -1,5 +1,6 @@
-//! The program with what a plain `cargo test` leaves out: clusters, long waits, servers of others, browsers, root, faults of
-//! disks and networks under load. `cargo xtask test -p lockkeeper-cli` installs what these tests need.
+//! The program with what a plain `cargo test` leaves out: clusters, long waits, servers of others, browsers,
+//! root, faults of disks and networks under load. `cargo xtask test -p lockkeeper-cli` installs what these
+//! tests need.
 
 mod access;
 mod backups;

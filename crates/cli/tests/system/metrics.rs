@@ -99,8 +99,8 @@ fn rules_are_valid_and_each_alert_fires_in_its_case_only() {
     assert!(alerts >= 10, "only {alerts} alerts were found");
 }
 
-/// The tests of the rules run in invented time; here a real Prometheus scrapes three nodes, and three alerts fire for real
-/// faults.
+/// The tests of the rules run in invented time; here a real Prometheus scrapes three nodes, and three alerts
+/// fire for real faults.
 #[test]
 fn prometheus_scrapes_a_cluster_draws_the_dashboard_and_fires_alerts() {
     let place = Place::new();

@@ -7,7 +7,8 @@ use nix::sys::signal::Signal;
 
 use crate::support::{CommandExt, Place, Running, wait_until};
 
-/// Writes a line to the journal at its start, and another at SIGTERM: what, its argument, the partition, the token.
+/// Writes a line to the journal at its start, and another at SIGTERM: what, its argument, the partition, the
+/// token.
 const JOB: &str = r#"
 note() { echo "$1 $2 $LOCKKEEPER_PARTITION $LOCKKEEPER_TOKEN" >> journal; }
 trap 'note ends $0; exit 0' TERM INT

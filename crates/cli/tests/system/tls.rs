@@ -161,7 +161,8 @@ fn node_with_unusable_files_does_not_start() {
     half.is_one_line(USAGE, &["--tls-key"]);
 }
 
-/// With the same authority: only its names tell a node of this cluster from a client and from a node of another one.
+/// With the same authority: only its names tell a node of this cluster from a client and from a node of
+/// another one.
 #[test]
 fn peers_port_refuses_strangers_with_certificates_of_the_same_authority() {
     let place = Place::new().certified(1);
@@ -212,8 +213,8 @@ fn renewed_files_are_used_without_an_end_of_sessions_and_bad_ones_change_nothing
     drop(holder);
 }
 
-/// Certificates are renewed, and then the authority is exchanged, node by node, while a client holds a lock and others come
-/// and go.
+/// Certificates are renewed, and then the authority is exchanged, node by node, while a client holds a lock
+/// and others come and go.
 #[test]
 fn certificates_of_three_nodes_change_under_load_without_a_lost_session() {
     let place = Place::new().certified(3);

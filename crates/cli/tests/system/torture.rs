@@ -1,9 +1,9 @@
 //! `torture` with real lock services: lost updates without a fence, with a check on writes, and with `enter`.
 //!
-//! The steps of each fault have a fixed order, so the figures that the tests compare do not depend on timing. In one
-//! cycle of `pause` or `cut` a holder stalls three times. (1) It resumes after the next holder has read and before that
-//! one writes: the hole of a fence that checks writes only. (2) It resumes after the next holder has written. (3) It
-//! resumes before it checks its hold, and gives up.
+//! The steps of each fault have a fixed order, so the figures that the tests compare do not depend on timing.
+//! In one cycle of `pause` or `cut` a holder stalls three times. (1) It resumes after the next holder has
+//! read and before that one writes: the hole of a fence that checks writes only. (2) It resumes after the
+//! next holder has written. (3) It resumes before it checks its hold, and gives up.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,8 @@ use serde_json::Value;
 use crate::support::{CommandExt, Ended, Place, wait_until};
 
 impl Place {
-    /// Runs one cycle of the faults in `options` on this test's lock service, with a ledger in the test directory.
+    /// Runs one cycle of the faults in `options` on this test's lock service, with a ledger in the test
+    /// directory.
     fn torture(&self, options: &str) -> Ended {
         let ledgers = self.ledgers();
         std::fs::create_dir_all(&ledgers).unwrap();
@@ -53,14 +54,14 @@ impl Figures {
     }
 }
 
-/// The pause exceeds the lease, and tokens are not checked: a holder that resumes overwrites the updates of others,
-/// or its own update is overwritten.
+/// The pause exceeds the lease, and tokens are not checked: a holder that resumes overwrites the updates of
+/// others, or its own update is overwritten.
 #[track_caller]
 fn loses_without_a_fence(place: &Place) {
     let figures = place.tortured("--fence none --faults pause", exit::NO);
     assert_eq!((figures.injected("pause"), figures.injected("held_through")), (3, 0), "{figures:?}");
-    // Stall 1 (see the top of this file) loses the stalled holder's update. Stall 2 loses at least one update that the
-    // next holder wrote.
+    // Stall 1 (see the top of this file) loses the stalled holder's update. Stall 2 loses at least one update
+    // that the next holder wrote.
     assert!(figures.of("lost") >= 2, "{figures:?}");
     assert!(figures.of("overlaps") >= 2, "{figures:?}");
     assert!(figures.of("gave_up") >= 1, "{figures:?}");
@@ -70,8 +71,8 @@ fn loses_without_a_fence(place: &Place) {
     assert!(figures.0["verdict"].as_str().unwrap().starts_with("LOST"), "{figures:?}");
 }
 
-/// The fence refuses the stalled holder's write after the next holder's write (stall 2), but not the one before (stall
-/// 1, the hole).
+/// The fence refuses the stalled holder's write after the next holder's write (stall 2), but not the one
+/// before (stall 1, the hole).
 #[track_caller]
 fn loses_less_with_a_check_on_writes(place: &Place) {
     let figures = place.tortured("--fence write --faults pause", exit::NO);
@@ -81,8 +82,8 @@ fn loses_less_with_a_check_on_writes(place: &Place) {
     assert!(figures.0["verdict"].as_str().unwrap().contains("enter before you read"), "{figures:?}");
 }
 
-/// The fence refuses both late writes of stalled holders: before the next holder has written (the hole), and after.
-/// Kills lose no update either.
+/// The fence refuses both late writes of stalled holders: before the next holder has written (the hole), and
+/// after. Kills lose no update either.
 #[track_caller]
 fn never_loses_with_enter(place: &Place) {
     let figures = place.tortured("--fence enter --faults pause,kill", exit::OK);
@@ -262,7 +263,8 @@ fn interrupted_run_reports_and_leaves_nothing() {
         let text = entries.find(|entry| entry.path().extension().is_none());
         text.and_then(|entry| std::fs::read_to_string(entry.path()).ok()).unwrap_or_default()
     };
-    // There are more lines than workers, so one worker has written twice, and its first update is acknowledged.
+    // There are more lines than workers, so one worker has written twice, and its first update is
+    // acknowledged.
     wait_until("the workers write", || ledger().lines().count() > 3);
     let workers = children(conductor);
     assert_eq!(workers.len(), 3);

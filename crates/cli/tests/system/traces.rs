@@ -72,8 +72,8 @@ impl Collector {
         };
         let mut server = tonic::transport::Server::builder();
         if let Some(identity) = identity {
-            // Another feature may have brought a second provider, and this server has no way to choose. Fails if one is
-            // installed already.
+            // Another feature may have brought a second provider, and this server has no way to choose. Fails
+            // if one is installed already.
             let _ = rustls::crypto::ring::default_provider().install_default();
             server = server.tls_config(ServerTlsConfig::new().identity(identity)).unwrap();
         }
@@ -276,7 +276,8 @@ fn unreachable_collector_is_reported_once() {
     assert_eq!(node.log().matches(&lost).count(), 1, "{}", node.log());
 }
 
-/// A collector that accepts connections and says nothing delays the end of a run for a moment, and is reported.
+/// A collector that accepts connections and says nothing delays the end of a run for a moment, and is
+/// reported.
 #[test]
 fn silent_collector_is_reported() {
     let place = Place::new();

@@ -46,8 +46,8 @@ async fn set_fenced(script: &Script, mut redis: MultiplexedConnection, key: &str
     if token > 0 { Ok(()) } else { Err("it is held".into()) }
 }
 
-/// Acquires by `SET NX PX`, or with `tokens` by a script that also increments a counter. Releases by a script that
-/// deletes the key if it has the expected value.
+/// Acquires by `SET NX PX`, or with `tokens` by a script that also increments a counter. Releases by a script
+/// that deletes the key if it has the expected value.
 pub(crate) async fn redis(url: &str, tokens: bool) -> Outcome<Pair> {
     let mut wires = Vec::new();
     for _ in 0..SHARED {
@@ -77,8 +77,8 @@ async fn connect_all(servers: &[Redis]) -> Outcome<Vec<MultiplexedConnection>> {
     Ok(nodes)
 }
 
-/// Acquires by `SET NX PX` on all nodes concurrently, and releases by the same script as `redis` on all of them. Each
-/// step waits for the answers of all nodes.
+/// Acquires by `SET NX PX` on all nodes concurrently, and releases by the same script as `redis` on all of
+/// them. Each step waits for the answers of all nodes.
 pub(crate) async fn redlock(servers: &[Redis]) -> Outcome<Pair> {
     let (nodes, release) = (connect_all(servers).await?, Arc::new(Script::new(RELEASE)));
     Ok(Arc::new(move |client| {
@@ -122,8 +122,8 @@ async fn connect_postgres(url: &str) -> Outcome<Client> {
     Ok(client)
 }
 
-/// Draws a token durably. `nextval` writes WAL only for every 32nd value, so most calls would return without a flush;
-/// the emitted message makes each call wait for one.
+/// Draws a token durably. `nextval` writes WAL only for every 32nd value, so most calls would return without
+/// a flush; the emitted message makes each call wait for one.
 const DRAW: &str =
     "SELECT nextval('lockkeeper.token'), pg_logical_emit_message(true, 'bench'::text, ''::text)";
 

@@ -1,7 +1,7 @@
 //! DynamoDB, on an emulator: the requests of AWS Labs' lock client, made by the SDK.
 //!
-//! The emulator serves one request at a time, in Python: the ratio is that of the numbers of requests, more than that of their
-//! costs at AWS.
+//! The emulator serves one request at a time, in Python: the ratio is that of the numbers of requests, more
+//! than that of their costs at AWS.
 
 use std::path::Path;
 use std::sync::Arc;

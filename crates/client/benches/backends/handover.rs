@@ -1,5 +1,5 @@
-//! One Redis lock with many waiters of this library: the latency of a hand-over, and the number of script calls per
-//! hand-over.
+//! One Redis lock with many waiters of this library: the latency of a hand-over, and the number of script
+//! calls per hand-over.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

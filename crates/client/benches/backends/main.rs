@@ -1,9 +1,9 @@
-//! The library's client against a plain loop with the same driver crate, on the same server and in the same run. The
-//! two are measured alternately; one measurement of one of them is a *turn*.
+//! The library's client against a plain loop with the same driver crate, on the same server and in the same
+//! run. The two are measured alternately; one measurement of one of them is a *turn*.
 //!
-//! `cargo bench -p lockkeeper --bench backends --features dynamodb,redlock,postgres [-- redis redlock session …]`.
-//! Starts the servers that it needs on loopback, and stops them. The results are the ratios; rates depend on the
-//! machine.
+//! `cargo bench -p lockkeeper --bench backends --features dynamodb,redlock,postgres [-- redis redlock session
+//! …]`. Starts the servers that it needs on loopback, and stops them. The results are the ratios; rates
+//! depend on the machine.
 
 #![expect(clippy::print_stdout, reason = "a measurement is read by people")]
 

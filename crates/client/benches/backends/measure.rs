@@ -18,8 +18,8 @@ const BARS: [(usize, f64); 2] = [(1, 0.75), (64, 0.5)];
 /// Long enough that no renewal is due during the measurement.
 const TTL: Duration = Duration::from_secs(30);
 
-/// Acquires and releases through the library. `clients` instances of [`Locks`] are shared by the measured loop's
-/// clients.
+/// Acquires and releases through the library. `clients` instances of [`Locks`] are shared by the measured
+/// loop's clients.
 pub(crate) async fn ours(url: &str, clients: usize) -> Outcome<Pair> {
     let mut all = Vec::new();
     for _ in 0..clients {

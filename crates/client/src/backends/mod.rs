@@ -1,4 +1,5 @@
-//! Backends: the lock services behind the API, selected by URL scheme. [`BACKENDS`] is the table of all of them.
+//! Backends: the lock services behind the API, selected by URL scheme. [`BACKENDS`] is the table of all of
+//! them.
 //!
 //! Lock services of other projects are packages in `crates/backends`, each behind a cargo feature. A backend
 //! that lacks an ability returns an error before anything is sent; nothing is silently weaker (P11).
@@ -54,8 +55,8 @@ macro_rules! feature_of {
     };
 }
 
-/// A line for each lock service that is a feature: the feature, its module or package, and its schemes, each with the
-/// feature that it needs if that has another name.
+/// A line for each lock service that is a feature: the feature, its module or package, and its schemes, each
+/// with the feature that it needs if that has another name.
 macro_rules! known_backends {
     ($($feature:literal $package:ident: $($scheme:literal $(by $needs:literal)?),+;)+) => {
         /// All lock services. Error texts, help texts and the tests of pages are derived from them.

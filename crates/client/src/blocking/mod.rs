@@ -1,5 +1,6 @@
-//! The API for programs without an async runtime: a runtime of its own runs the async one. What only operators of
-//! `lockkeeper://` need (members, backups) is in the async API; so is `once`, whose stores are async.
+//! The API for programs without an async runtime: a runtime of its own runs the async one. What only
+//! operators of `lockkeeper://` need (members, backups) is in the async API; so is `once`, whose stores are
+//! async.
 //!
 //! ```
 //! use lockkeeper::blocking::Locks;
@@ -11,8 +12,8 @@
 //! ```
 //!
 //! # Panics
-//! Every call that waits for the lock service panics on a thread that drives async tasks, because it would block them:
-//! use the async API there, or call from `tokio::task::spawn_blocking`.
+//! Every call that waits for the lock service panics on a thread that drives async tasks, because it would
+//! block them: use the async API there, or call from `tokio::task::spawn_blocking`.
 
 mod recipes;
 
@@ -91,7 +92,8 @@ impl OwnRuntime {
 
 impl Drop for RuntimeCell {
     fn drop(&mut self) {
-        // A runtime's own drop may block, and so panics in an async task, where a guard or client may well be dropped.
+        // A runtime's own drop may block, and so panics in an async task, where a guard or client may well be
+        // dropped.
         self.0.take().into_iter().for_each(Runtime::shutdown_background);
     }
 }
@@ -300,8 +302,8 @@ impl<F: Kind> Lock<F> {
         Ok(guard.map(|guard| Guard { guard, runtime: self.runtime.clone() }))
     }
 
-    /// Runs `body` under the lock and releases the lock afterwards. The body must check [`loss`](crate::Guard::loss)
-    /// from time to time; a lost lock does not stop it.
+    /// Runs `body` under the lock and releases the lock afterwards. The body must check
+    /// [`loss`](crate::Guard::loss) from time to time; a lost lock does not stop it.
     ///
     /// # Errors
     /// As [`crate::Lock::run`].

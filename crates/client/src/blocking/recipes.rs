@@ -18,7 +18,8 @@ pub struct Election<F: Kind = Unfenced> {
     runtime: OwnRuntime,
 }
 
-/// See [`crate::LeaderWatch`]. An iterator over the leaders, which does not end; [`Iterator::next`] waits for the next one.
+/// See [`crate::LeaderWatch`]. An iterator over the leaders, which does not end; [`Iterator::next`] waits for
+/// the next one.
 #[derive(Debug)]
 #[must_use = "it tells nothing unless it is asked"]
 pub struct LeaderWatch {
@@ -50,7 +51,8 @@ pub struct PartitionMember<F: Kind = Unfenced> {
     runtime: OwnRuntime,
 }
 
-/// See [`crate::Partition`]: work on it until [`is_leaving`](crate::Partition::is_leaving), on another thread than the member's.
+/// See [`crate::Partition`]: work on it until [`is_leaving`](crate::Partition::is_leaving), on another thread
+/// than the member's.
 #[derive(Debug)]
 #[must_use = "a partition is given up when it is dropped"]
 pub struct Partition<F: Kind = Unfenced> {
@@ -150,8 +152,8 @@ impl<F: Kind> Partitions<F> {
 }
 
 impl<F: Kind> PartitionMember<F> {
-    /// Waits for the next partition, for at most `limit`; `None` if there was none. Call it again and again: the group's changes are
-    /// followed within it. See [`crate::PartitionMember::next`].
+    /// Waits for the next partition, for at most `limit`; `None` if there was none. Call it again and again:
+    /// the group's changes are followed within it. See [`crate::PartitionMember::next`].
     ///
     /// # Errors
     /// Those of the async method.

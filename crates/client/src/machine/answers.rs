@@ -14,7 +14,8 @@ impl Machine {
     pub(super) fn answered(&mut self, now: BootInstant, call: CallId, answer: Answer, out: &mut Vec<Output>) {
         let Some(sent) = self.calls.remove(&call) else { return };
         if let Answer::SessionGone = answer {
-            // Never the answer to a call of an earlier session: `session_gone` has removed those from `calls`.
+            // Never the answer to a call of an earlier session: `session_gone` has removed those from
+            // `calls`.
             return self.session_gone(now, LossCause::SessionEnded, out);
         }
         match sent.kind {
@@ -27,7 +28,8 @@ impl Machine {
                 self.unanswered.remove(&seq);
                 self.unfinished.remove(&seq);
                 if let Some(finishing) = self.finishing.remove(&seq) {
-                    // The Finish's answer settles the acquire too, whether or not the acquire was answered (R4).
+                    // The Finish's answer settles the acquire too, whether or not the acquire was answered
+                    // (R4).
                     self.unanswered.remove(&finishing.target);
                     finishing.tell(answer, out);
                 }
@@ -72,16 +74,16 @@ impl Machine {
             }
             Answer::Busy(busy) => self.refused(key, seq, NotAcquired::Busy(busy), out),
             Answer::Refused(refusal) => {
-                // Permissions are checked before the request is looked up, and a connection may have repeated it: the
-                // earlier attempt may have been granted, or may still be on its way.
+                // Permissions are checked before the request is looked up, and a connection may have repeated
+                // it: the earlier attempt may have been granted, or may still be on its way.
                 let may_hold = refusal.kind == BackendErrorKind::Denied;
                 self.refused(key, seq, NotAcquired::Refused(refusal), out);
                 if may_hold {
                     self.finish(seq, None);
                 }
             }
-            // The request ended before its grant arrived (by a break, say), or the service ignored its seq as too low
-            // (R5): request the lock again.
+            // The request ended before its grant arrived (by a break, say), or the service ignored its seq as
+            // too low (R5): request the lock again.
             Answer::Finished(_) | Answer::Revoked => self.ask_anew(now, key, seq),
             Answer::Opened | Answer::KeptAlive | Answer::Changed | Answer::SessionGone | Answer::Closed => {}
         }
@@ -103,8 +105,8 @@ impl Machine {
         true
     }
 
-    /// After a new lease deadline: returns early grants to their callers, or releases and requests them again if even
-    /// this deadline leaves less than `min_validity`.
+    /// After a new lease deadline: returns early grants to their callers, or releases and requests them again
+    /// if even this deadline leaves less than `min_validity`.
     pub(super) fn hand_out_early(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         // The answer to an older keep-alive may arrive first, and its deadline may have passed already.
         if self.early.is_empty() || !self.has_lease_for(now, Duration::ZERO) {
@@ -144,15 +146,15 @@ impl Machine {
                 let Some(&key) = self.by_seq.get(&seq) else { return };
                 let Some(request) = self.requests.get_mut(&key) else { return };
                 request.is_known_busy = true;
-                // If the call has failed (`again` is set), it is repeated nevertheless: no call waits for the grant
-                // otherwise.
+                // If the call has failed (`again` is set), it is repeated nevertheless: no call waits for the
+                // grant otherwise.
                 if let AcquireStage::Sent { seq, again: None, .. } = request.stage {
                     request.stage = AcquireStage::Queued { seq };
                     request.since = now;
                     // The request's next deadline is not earlier than before, so `look_at` stays.
                 }
-                // Queued counts as an answer: otherwise the request would hold back `done_through` for the whole wait
-                // (R2).
+                // Queued counts as an answer: otherwise the request would hold back `done_through` for the
+                // whole wait (R2).
                 self.unanswered.remove(&seq);
                 if !matches!(request.stage, AcquireStage::Early { .. } | AcquireStage::Held(_)) {
                     out.push(Output::Queued { key, position });
@@ -166,8 +168,8 @@ impl Machine {
                 };
                 if hold.lost.is_none() {
                     hold.lose(key, LossCause::Broken, out);
-                    // The hold ends after the grace period, but at the latest at the present lease deadline: later
-                    // renewals of the session don't extend a revoked hold (B1).
+                    // The hold ends after the grace period, but at the latest at the present lease deadline:
+                    // later renewals of the session don't extend a revoked hold (B1).
                     let grace = now + request.limits.grace;
                     hold.ends_at = Some(self.lease_deadline.map_or(grace, |until| grace.min(until)));
                     self.index(key);
@@ -191,8 +193,8 @@ impl Machine {
         }
     }
 
-    /// Handles the end of a request that was not ended by its caller. Its grant may still be in flight and must be
-    /// ignored when it arrives.
+    /// Handles the end of a request that was not ended by its caller. Its grant may still be in flight and
+    /// must be ignored when it arrives.
     fn ended_before_it_held(
         &mut self,
         now: BootInstant,

@@ -9,18 +9,20 @@ use lockkeeper_core::Seq;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct Key(pub u64);
 
-/// The limits and times of an acquire, which the machine enforces. The backend gets the rest, an `AcquireRequest`.
+/// The limits and times of an acquire, which the machine enforces. The backend gets the rest, an
+/// `AcquireRequest`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(test, derive(Hash))]
 pub struct AcquireLimits {
     /// End of the wait, on the caller's clock.
     pub wait_until: Option<BootInstant>,
-    /// If the backend does not answer for this long, it counts as unreachable. No effect if longer than the session's
-    /// own limit (its ttl; 10 s without one).
+    /// If the backend does not answer for this long, it counts as unreachable. No effect if longer than the
+    /// session's own limit (its ttl; 10 s without one).
     pub patience: Option<Duration>,
     pub min_validity: Duration,
     pub max_hold: Option<Duration>,
-    /// Grace period between the signal of a loss with advance notice (`max_hold`, a break) and the end of the hold.
+    /// Grace period between the signal of a loss with advance notice (`max_hold`, a break) and the end of the
+    /// hold.
     pub grace: Duration,
 }
 
@@ -57,8 +59,8 @@ pub enum Event {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(test, derive(Hash))]
 pub enum CallKind {
-    /// `fresh`: opens a new session. Otherwise repeats the previous open, for the same session, since that got no
-    /// answer.
+    /// `fresh`: opens a new session. Otherwise repeats the previous open, for the same session, since that
+    /// got no answer.
     Open {
         fresh: bool,
     },
@@ -123,8 +125,8 @@ pub enum NotAcquired {
     Refused(BackendError),
     /// The backend did not answer in time. The request did not arrive there, or is being ended.
     Unreachable,
-    /// The request, or the Finish that ends it, was sent and not answered (P12): the request may still hold or wait
-    /// until it is ended.
+    /// The request, or the Finish that ends it, was sent and not answered (P12): the request may still hold
+    /// or wait until it is ended.
     Ambiguous,
     ShuttingDown,
 }

@@ -11,8 +11,8 @@ use super::{FinishReply, Finishing, Machine, Spec, pause};
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) struct PendingAcquire {
     pub(super) limits: AcquireLimits,
-    /// From when the backend's silence counts: the time of the request, of the backend's latest answer to it, or of its
-    /// restart.
+    /// From when the backend's silence counts: the time of the request, of the backend's latest answer to it,
+    /// or of its restart.
     pub(super) since: BootInstant,
     /// The backend has said that the lock is not free.
     pub(super) is_known_busy: bool,
@@ -33,9 +33,9 @@ pub(super) enum AcquireStage {
     Queued {
         seq: Seq,
     },
-    /// Granted while the lease was not valid, or not for long enough. The grant is kept, so that the request does not
-    /// lose its place in the queue. The next acknowledgement decides whether it is returned to the caller, or released
-    /// and requested again.
+    /// Granted while the lease was not valid, or not for long enough. The grant is kept, so that the request
+    /// does not lose its place in the queue. The next acknowledgement decides whether it is returned to the
+    /// caller, or released and requested again.
     Early {
         seq: Seq,
         grant: Granted,
@@ -100,11 +100,11 @@ impl PendingAcquire {
 }
 
 impl Machine {
-    /// Ends waits whose limit has passed on the caller's clock, and requests whose backend has been silent for too
-    /// long.
+    /// Ends waits whose limit has passed on the caller's clock, and requests whose backend has been silent
+    /// for too long.
     pub(super) fn give_up_waits(&mut self, now: BootInstant, out: &mut Vec<Output>) {
-        // A valid lease implies a recent answer of the backend. Without a ttl, the backend always counts as having
-        // answered.
+        // A valid lease implies a recent answer of the backend. Without a ttl, the backend always counts as
+        // having answered.
         let is_heard = self.has_lease_for(now, Duration::ZERO);
         let mut over = Vec::new();
         for &key in &self.pending {
@@ -194,8 +194,8 @@ impl Machine {
         }
     }
 
-    /// Sends every Finish that is due: on the runtime of the caller that waits for it, and on the lease thread if no
-    /// caller waits (any more).
+    /// Sends every Finish that is due: on the runtime of the caller that waits for it, and on the lease
+    /// thread if no caller waits (any more).
     pub(super) fn send_finishes(&mut self, now: BootInstant, due: bool, out: &mut Vec<Output>) {
         let mut ready = std::mem::take(&mut self.unfinished);
         if due {
@@ -214,8 +214,8 @@ impl Machine {
         }
     }
 
-    /// Handles a call without an answer. Opens, keep-alives, acquires and Finishes are repeated later, the last two
-    /// under the same seq. A Close is not repeated.
+    /// Handles a call without an answer. Opens, keep-alives, acquires and Finishes are repeated later, the
+    /// last two under the same seq. A Close is not repeated.
     pub(super) fn failed(&mut self, now: BootInstant, call: CallId, sent: bool, out: &mut Vec<Output>) {
         let Some(failed) = self.calls.remove(&call) else { return };
         match failed.kind {

@@ -25,8 +25,8 @@ pub(super) enum SessionPhase {
     Closing,
 }
 
-/// The sessions that were opened one soon after the other, since each has ended: a service that ends every session at once
-/// must not be called in a loop.
+/// The sessions that were opened one soon after the other, since each has ended: a service that ends every
+/// session at once must not be called in a loop.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(test, derive(Hash))]
 pub(super) struct Opens {
@@ -62,8 +62,8 @@ impl SessionPhase {
         }
     }
 
-    /// Moves the next keep-alive forward to now, but not to less than `pause` after the last attempt: a service that
-    /// fails at once must not be called in a loop.
+    /// Moves the next keep-alive forward to now, but not to less than `pause` after the last attempt: a
+    /// service that fails at once must not be called in a loop.
     pub(super) fn renew_soon(&mut self, now: BootInstant, pause: Duration) {
         if let Self::Live { next, tried } = self {
             *next = now.max(*tried + pause).min(*next);
@@ -80,8 +80,8 @@ impl Machine {
             }
             SessionPhase::Opening { again: Some(at), tries } if now >= at => self.open(now, tries, out),
             SessionPhase::Live { next, .. } if self.renews() && now >= next => {
-                // A keep-alive without an answer for ttl/6 is followed by another, so that a lost answer leaves time
-                // for retries.
+                // A keep-alive without an answer for ttl/6 is followed by another, so that a lost answer
+                // leaves time for retries.
                 self.link = SessionPhase::Live { next: now + self.spec.renew_every() / 2, tried: now };
                 self.call(now, CallKind::KeepAlive, RunsOn::LeaseThread, out);
             }
@@ -108,8 +108,8 @@ impl Machine {
         self.call(now, CallKind::Open { fresh: tries == 0 }, RunsOn::LeaseThread, out);
     }
 
-    /// Handles the acknowledgement of an attach or keep-alive sent at `sent_at`: the only event that extends the
-    /// deadline (P5).
+    /// Handles the acknowledgement of an attach or keep-alive sent at `sent_at`: the only event that extends
+    /// the deadline (P5).
     pub(super) fn confirmed(
         &mut self,
         now: BootInstant,
@@ -142,8 +142,9 @@ impl Machine {
         self.hand_out_early(now, out);
     }
 
-    /// Handles the end of the stream: the service may have cut the session's remaining time to `linger`. Calls sent
-    /// before may have been acknowledged on that stream, so only calls sent from now on extend the deadline.
+    /// Handles the end of the stream: the service may have cut the session's remaining time to `linger`.
+    /// Calls sent before may have been acknowledged on that stream, so only calls sent from now on extend the
+    /// deadline.
     pub(super) fn detached(&mut self, now: BootInstant, at: BootInstant, out: &mut Vec<Output>) {
         if self.spec.linger.is_zero() {
             return;
@@ -152,8 +153,8 @@ impl Machine {
             .retain(|_, Sent { kind, .. }| !matches!(kind, CallKind::Open { .. } | CallKind::KeepAlive));
         match &mut self.link {
             SessionPhase::Opening { again, .. } => *again = Some(again.map_or(now, |again| again.min(now))),
-            // Soon, but not immediately after the last attempt: a peer that ends every stream must not be called in a
-            // loop.
+            // Soon, but not immediately after the last attempt: a peer that ends every stream must not be
+            // called in a loop.
             link => link.renew_soon(now, RETRY_MIN),
         }
         let until = at + self.spec.linger_lease();

@@ -1,9 +1,11 @@
-//! One session of a client as a pure state machine: lease deadline, calls to the backend, results for callers.
+//! One session of a client as a pure state machine: lease deadline, calls to the backend, results for
+//! callers.
 //!
-//! `handle(now, event)` in, [`Output`]s out; no clock, no I/O, no randomness. Production and tests run the same code. With
-//! the feature `machine` it is public, for programs that play it or check it; its types may change in every release.
-//! Responsible for: the session's lease deadline (P5), renewal and its retries, numbering and retries of commands (P7),
-//! loss, `max_hold`, revocation, wait limits, and giving up without leaving an orphan (P12).
+//! `handle(now, event)` in, [`Output`]s out; no clock, no I/O, no randomness. Production and tests run the
+//! same code. With the feature `machine` it is public, for programs that play it or check it; its types may
+//! change in every release. Responsible for: the session's lease deadline (P5), renewal and its retries,
+//! numbering and retries of commands (P7), loss, `max_hold`, revocation, wait limits, and giving up without
+//! leaving an orphan (P12).
 //!
 //! `hold.rs` numbers and repeats calls, `answers.rs` handles their answers, `link.rs` the state of the
 //! connection.
@@ -42,8 +44,8 @@ pub struct Machine {
     spec: Spec,
     link: SessionPhase,
     opens: Opens,
-    /// The session's lease deadline; `None` while there is no session, before the first acknowledgement, and where
-    /// nothing expires.
+    /// The session's lease deadline; `None` while there is no session, before the first acknowledgement, and
+    /// where nothing expires.
     lease_deadline: Option<BootInstant>,
     next_seq: u64,
     next_call: u64,
@@ -56,11 +58,11 @@ pub struct Machine {
     unsent: BTreeSet<Key>,
     /// Subset of `pending`: granted while the lease was not valid for long enough.
     early: BTreeSet<Key>,
-    /// Earliest deadline of all pending requests and Finishes. They are checked only from then on. May be earlier than
-    /// their deadlines, never later.
+    /// Earliest deadline of all pending requests and Finishes. They are checked only from then on. May be
+    /// earlier than their deadlines, never later.
     look_at: Option<BootInstant>,
-    /// When holds reach a deadline of their own (`max_hold`, the end of a grace period), in order of time; and the same
-    /// by key.
+    /// When holds reach a deadline of their own (`max_hold`, the end of a grace period), in order of time;
+    /// and the same by key.
     ends: BTreeSet<(BootInstant, Key)>,
     ends_of: BTreeMap<Key, BootInstant>,
     by_seq: BTreeMap<Seq, Key>,
@@ -168,8 +170,8 @@ impl Machine {
         self.look_at = self.look_at.into_iter().chain(at).min();
     }
 
-    /// Updates the indexes after a request has changed or ended: a session may have a million holds, and no event may
-    /// scan all of them.
+    /// Updates the indexes after a request has changed or ended: a session may have a million holds, and no
+    /// event may scan all of them.
     fn index(&mut self, key: Key) {
         let (pending, unsent, early, ends_at) = match self.requests.get(&key).map(|request| &request.stage) {
             None => (false, false, false, None),
@@ -225,8 +227,9 @@ impl Machine {
         self.by_seq.get(&seq).copied()
     }
 
-    /// Numbers a change of a caller's hold, which the caller sends at once: the change's seq, the hold's seq, and
-    /// `done_through`. `None` if the hold is over or lost. Until [`Machine::end_change`], the change counts as unanswered.
+    /// Numbers a change of a caller's hold, which the caller sends at once: the change's seq, the hold's seq,
+    /// and `done_through`. `None` if the hold is over or lost. Until [`Machine::end_change`], the change
+    /// counts as unanswered.
     pub fn begin_change(&mut self, key: Key) -> Option<(Seq, Seq, Seq)> {
         let AcquireStage::Held(HoldState { seq: target, lost: None, .. }) = self.requests.get(&key)?.stage
         else {
@@ -279,8 +282,8 @@ impl Machine {
         seq
     }
 
-    /// The highest seq up to which all commands are answered (R1). Requests that wait or hold may be below it: they
-    /// count as answered (R2).
+    /// The highest seq up to which all commands are answered (R1). Requests that wait or hold may be below
+    /// it: they count as answered (R2).
     fn done_through(&self) -> Seq {
         let first = self.unanswered.first().map_or(self.next_seq, |seq| seq.0);
         Seq(first - 1)
@@ -293,13 +296,13 @@ impl Machine {
             self.give_up_waits(now, out);
         }
         if self.stopping && self.lease_deadline.is_some_and(|until| now >= until) {
-            // A session in shutdown stops its retries at its lease deadline: without an acknowledgement until then, the
-            // service ends the session by itself.
+            // A session in shutdown stops its retries at its lease deadline: without an acknowledgement until
+            // then, the service ends the session by itself.
             self.session_gone(now, LossCause::ShutDown, out);
         }
         if let SessionPhase::Live { .. } = self.link {
-            // Seqs are assigned when an acquire is sent and when a Finish is created: sending Finishes first keeps the
-            // order (R5).
+            // Seqs are assigned when an acquire is sent and when a Finish is created: sending Finishes first
+            // keeps the order (R5).
             self.send_finishes(now, due, out);
             self.send_acquires(now, due, out);
         }

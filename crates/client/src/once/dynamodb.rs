@@ -14,8 +14,9 @@ use super::{OnceRecord, OnceStore, prefixed};
 
 /// Records in a table of DynamoDB: an item each, whose partition key is a string.
 ///
-/// An item has `lockkeeper:once:` and the key, so that the table may have locks as well; the string `attempt`, the binary `outcome`, and `expires` (seconds since 1970) if records are
-/// kept for a time: let the table's time to live use that attribute.
+/// An item has `lockkeeper:once:` and the key, so that the table may have locks as well; the string
+/// `attempt`, the binary `outcome`, and `expires` (seconds since 1970) if records are kept for a time: let
+/// the table's time to live use that attribute.
 #[derive(Clone, Debug)]
 pub struct DynamoDbRecords {
     client: Client,
@@ -30,8 +31,9 @@ impl DynamoDbRecords {
         Self { client, table: table.into(), partition_key: "key".to_owned(), keep: None }
     }
 
-    /// Records in the table of a `dynamodb://` URL as of a lock table, which `lockkeeper dynamodb init` creates.
-    /// Region and credentials are those of AWS's tools unless the URL has them. Does not contact DynamoDB.
+    /// Records in the table of a `dynamodb://` URL as of a lock table, which `lockkeeper dynamodb init`
+    /// creates. Region and credentials are those of AWS's tools unless the URL has them. Does not contact
+    /// DynamoDB.
     ///
     /// # Errors
     /// The URL is invalid, or there is no region or are no credentials.

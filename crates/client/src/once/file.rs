@@ -9,10 +9,11 @@ use hmac_sha256::Hash;
 
 use super::{OnceRecord, OnceStore};
 
-/// Records in a directory of a local filesystem, one file each, for the processes of one host. A record is on the disk
-/// before the work counts as done. To remove old ones, delete files by their age.
+/// Records in a directory of a local filesystem, one file each, for the processes of one host. A record is on
+/// the disk before the work counts as done. To remove old ones, delete files by their age.
 ///
-/// The file's name is the SHA-256 of the key, in hexadecimal digits; it has the attempt, a line feed, and the outcome.
+/// The file's name is the SHA-256 of the key, in hexadecimal digits; it has the attempt, a line feed, and the
+/// outcome.
 #[derive(Clone, Debug)]
 pub struct FileRecords {
     dir: PathBuf,

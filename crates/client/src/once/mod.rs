@@ -1,5 +1,5 @@
-//! Work that is done once per key: a lock keeps two from doing it at the same time, and a record of its outcome keeps
-//! later ones from doing it again.
+//! Work that is done once per key: a lock keeps two from doing it at the same time, and a record of its
+//! outcome keeps later ones from doing it again.
 //!
 //! ```
 //! use lockkeeper::once::{MemoryRecords, OnceError};
@@ -17,15 +17,17 @@
 //!
 //! How often the work's effect takes place:
 //!
-//! - Once, if the work writes the record itself, in the transaction of its effect ([`PostgresRecords::put_in`],
-//!   [`SqliteRecords::put_in`]): the second of two transactions finds the record.
-//! - Otherwise at least once: a process that dies between its work and the record has left no trace, and the next one
-//!   does the work again. Pass the key on to whoever performs the effect, if they have idempotency keys of their own.
+//! - Once, if the work writes the record itself, in the transaction of its effect
+//!   ([`PostgresRecords::put_in`], [`SqliteRecords::put_in`]): the second of two transactions finds the
+//!   record.
+//! - Otherwise at least once: a process that dies between its work and the record has left no trace, and the
+//!   next one does the work again. Pass the key on to whoever performs the effect, if they have idempotency
+//!   keys of their own.
 //!
 //! An error of the work is not recorded, and the next call tries again.
 //!
-//! Records are kept until somebody deletes them, or for the time that a store was given. Keep them for longer than any
-//! retry of the same key can take.
+//! Records are kept until somebody deletes them, or for the time that a store was given. Keep them for longer
+//! than any retry of the same key can take.
 
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
@@ -74,7 +76,8 @@ pub trait OnceStore: Send + Sync {
     /// The record of a key.
     fn get(&self, key: &str) -> impl Future<Output = Result<Option<OnceRecord>, Self::Error>> + Send;
 
-    /// Stores a record unless the key has one; atomically. Returns the key's record: this one, or the earlier one.
+    /// Stores a record unless the key has one; atomically. Returns the key's record: this one, or the earlier
+    /// one.
     fn put(
         &self,
         key: &str,
@@ -143,7 +146,8 @@ pub enum OnceError {
         /// The length of the key.
         bytes: usize,
     },
-    /// The lock was not acquired, or it was lost while the work ran. The work is recorded only if it had ended.
+    /// The lock was not acquired, or it was lost while the work ran. The work is recorded only if it had
+    /// ended.
     #[error(transparent)]
     Hold(#[from] HoldError),
     /// The records could not be read. The work was not done.
@@ -154,7 +158,8 @@ pub enum OnceError {
         /// The store's error.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The work was done, and its record could not be written: it may be absent, and the next call then does the work again.
+    /// The work was done, and its record could not be written: it may be absent, and the next call then does
+    /// the work again.
     #[error("the work was done, but its record for `{key}` could not be written")]
     Write {
         /// The key.
@@ -219,8 +224,9 @@ impl<F: Kind> fmt::Debug for OnceAttempt<'_, F> {
 }
 
 impl<F: Kind> Lock<F> {
-    /// Does the work of a key unless `store` has its outcome, and records it there; see [`crate::once`]. Takes the lock
-    /// only if there is no record yet. All who do the work of one key must do it under one lock.
+    /// Does the work of a key unless `store` has its outcome, and records it there; see [`crate::once`].
+    /// Takes the lock only if there is no record yet. All who do the work of one key must do it under one
+    /// lock.
     ///
     /// # Errors
     /// The work's own, or [`OnceError`].

@@ -37,8 +37,9 @@ impl PostgresRecords {
         self.client.batch_execute(Self::SCHEMA_SQL).await
     }
 
-    /// Stores the record within a transaction of the work: it is committed or rolled back with the work. Returns whether
-    /// the key had none; if it had, roll back. Waits for a concurrent transaction that stores one.
+    /// Stores the record within a transaction of the work: it is committed or rolled back with the work.
+    /// Returns whether the key had none; if it had, roll back. Waits for a concurrent transaction that stores
+    /// one.
     ///
     /// # Errors
     /// The server's.

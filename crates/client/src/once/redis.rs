@@ -10,8 +10,8 @@ use super::{OnceRecord, OnceStore, prefixed};
 
 /// Records in Redis, each under the key `lockkeeper:once:KEY`: the attempt, a line feed, and the outcome.
 ///
-/// A record is as durable as that Redis: a fail-over to a replica, or a restart without `appendfsync always`, can lose the
-/// latest ones, and their work is then done again.
+/// A record is as durable as that Redis: a fail-over to a replica, or a restart without `appendfsync always`,
+/// can lose the latest ones, and their work is then done again.
 #[derive(Clone)]
 pub struct RedisRecords<C> {
     connection: C,
@@ -20,8 +20,8 @@ pub struct RedisRecords<C> {
 
 impl<C> RedisRecords<C> {
     /// Records by way of this connection, which is cloned for each call: a
-    /// [`RedisConnection`](crate::backends::RedisConnection), or one of the client library, whose replies have no limit: a
-    /// `MultiplexedConnection`, a `ConnectionManager`, or one of a cluster.
+    /// [`RedisConnection`](crate::backends::RedisConnection), or one of the client library, whose replies
+    /// have no limit: a `MultiplexedConnection`, a `ConnectionManager`, or one of a cluster.
     pub fn new(connection: C) -> Self {
         Self { connection, keep: None }
     }
@@ -58,7 +58,8 @@ impl<C: ConnectionLike + Clone + Send + Sync> OnceStore for RedisRecords<C> {
         let is_set: Option<String> = set.query_async(&mut self.connection.clone()).await?;
         match is_set {
             Some(_) => Ok(record.clone()),
-            // The earlier record has expired between the two commands: this one then counts as recorded, and as expired.
+            // The earlier record has expired between the two commands: this one then counts as recorded, and
+            // as expired.
             None => Ok(self.get(key).await?.unwrap_or_else(|| record.clone())),
         }
     }

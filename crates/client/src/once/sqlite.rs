@@ -7,11 +7,11 @@ use rusqlite::{Connection, Error, OptionalExtension, Row, params};
 
 use super::{OnceRecord, OnceStore};
 
-/// Records in a table of SQLite. To remove old ones: `DELETE FROM lockkeeper_once WHERE recorded_at < …` (seconds since
-/// 1970).
+/// Records in a table of SQLite. To remove old ones: `DELETE FROM lockkeeper_once WHERE recorded_at < …`
+/// (seconds since 1970).
 ///
-/// A record is as durable as the connection's commits: it survives a power loss with `synchronous = EXTRA`, or with FULL in
-/// WAL mode.
+/// A record is as durable as the connection's commits: it survives a power loss with `synchronous = EXTRA`,
+/// or with FULL in WAL mode.
 #[derive(Clone)]
 pub struct SqliteRecords {
     connection: Arc<Mutex<Connection>>,
@@ -35,8 +35,8 @@ impl SqliteRecords {
         Ok(Self { connection: Arc::new(Mutex::new(connection)) })
     }
 
-    /// Stores the record within a transaction of the work: it is committed or rolled back with the work. Returns whether
-    /// the key had none; if it had, roll back.
+    /// Stores the record within a transaction of the work: it is committed or rolled back with the work.
+    /// Returns whether the key had none; if it had, roll back.
     ///
     /// # Errors
     /// SQLite's.

@@ -14,9 +14,10 @@ use crate::lock::Lock;
 
 /// An election: at most one of those who campaign under its name leads.
 ///
-/// It is a lock of that name, and leadership is its exclusive hold: a [`Guard`], with a token where the lock service has them. The
-/// loss of leadership is signalled ([`Guard::lost`]) before another can lead (P5), and [`Guard::release`] resigns. The leader
-/// proclaims a value, for example its address, which observers read: where the lock service keeps values ([`Capabilities::values`]).
+/// It is a lock of that name, and leadership is its exclusive hold: a [`Guard`], with a token where the lock
+/// service has them. The loss of leadership is signalled ([`Guard::lost`]) before another can lead (P5), and
+/// [`Guard::release`] resigns. The leader proclaims a value, for example its address, which observers read:
+/// where the lock service keeps values ([`Capabilities::values`]).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -47,7 +48,8 @@ pub struct Election<F: Kind = Unfenced> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Leader {
-    /// The token of its leadership; `None` if the lock service issues none. Resources that know it can refuse an earlier leader.
+    /// The token of its leadership; `None` if the lock service issues none. Resources that know it can refuse
+    /// an earlier leader.
     pub token: Option<Token>,
     /// Its label.
     pub owner: String,
@@ -65,12 +67,13 @@ impl<F: Kind> Election<F> {
         Self { lock: change(self.lock), ..self }
     }
 
-    /// Waits to be elected, as configured by [`Lock::wait`]: those who campaign lead one after the other, in the order in which they
-    /// began where the lock service is fair. `value` is proclaimed with the election; observers never see the new leader without it.
-    /// Campaign without a value where the lock service keeps none.
+    /// Waits to be elected, as configured by [`Lock::wait`]: those who campaign lead one after the other, in
+    /// the order in which they began where the lock service is fair. `value` is proclaimed with the election;
+    /// observers never see the new leader without it. Campaign without a value where the lock service keeps
+    /// none.
     ///
-    /// Cancel-safe: if the future is dropped at any await point, the client ends the candidature or the leadership in the
-    /// background.
+    /// Cancel-safe: if the future is dropped at any await point, the client ends the candidature or the
+    /// leadership in the background.
     ///
     /// # Errors
     /// [`AcquireError`].
@@ -108,13 +111,15 @@ pub struct LeaderWatch {
 }
 
 impl LeaderWatch {
-    /// The leader, or `None` if nobody leads: at first the present one, then each time once it is another one, or has
-    /// proclaimed another value. Where the lock service has no watches, it is asked once a second.
+    /// The leader, or `None` if nobody leads: at first the present one, then each time once it is another
+    /// one, or has proclaimed another value. Where the lock service has no watches, it is asked once a
+    /// second.
     ///
     /// Cancel-safe.
     ///
     /// # Errors
-    /// [`BackendError`]: for now it is not known who leads. The next call observes again, and returns the leader even if it is the same.
+    /// [`BackendError`]: for now it is not known who leads. The next call observes again, and returns the
+    /// leader even if it is the same.
     pub async fn next(&mut self) -> Result<Option<Leader>, BackendError> {
         let feed = self.feed.as_mut().map_err(|error| error.clone())?;
         loop {

@@ -1,4 +1,5 @@
-//! The locks of a recipe as they change: by a watch where the lock service has one, and else by looking once a second.
+//! The locks of a recipe as they change: by a watch where the lock service has one, and else by looking once
+//! a second.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,7 +54,8 @@ impl LockFeed {
         Self { backend, followed, source: Source::Begin(Instant::now()) }
     }
 
-    /// The locks, then each change; all locks again after an interruption, and where the lock service has no watches. Cancel-safe.
+    /// The locks, then each change; all locks again after an interruption, and where the lock service has no
+    /// watches. Cancel-safe.
     ///
     /// # Errors
     /// [`BackendError`]: for now the locks are not known. The next call follows them again.
@@ -108,7 +110,8 @@ impl LockFeed {
             },
             Source::Look(at, asking) => {
                 sleep_until(*at).await;
-                // Kept in the source: a look that takes longer than its caller waits must not begin again each time.
+                // Kept in the source: a look that takes longer than its caller waits must not begin again
+                // each time.
                 let asking = asking.get_or_insert_with(|| {
                     let (backend, followed) = (self.backend.clone(), self.followed.clone());
                     Box::pin(async move {

@@ -1,9 +1,10 @@
 //! Partitions: a group divides numbered partitions among its members.
 //!
-//! Who is entitled to a partition follows from the members alone (rendezvous hashing): each member weighs each partition, and the
-//! heaviest has it. So a member that comes takes only what it gets, and one that goes leaves only what it had: with `m` other members,
-//! one in `m + 1` partitions on average, and no partition moves between two members that stay. What keeps two members from having one
-//! partition is not this, which they may compute from different lists, but a lock for each partition.
+//! Who is entitled to a partition follows from the members alone (rendezvous hashing): each member weighs
+//! each partition, and the heaviest has it. So a member that comes takes only what it gets, and one that goes
+//! leaves only what it had: with `m` other members, one in `m + 1` partitions on average, and no partition
+//! moves between two members that stay. What keeps two members from having one partition is not this, which
+//! they may compute from different lists, but a lock for each partition.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -32,8 +33,8 @@ const PARTITIONS_MAX: u32 = 65_536;
 
 /// Numbered partitions that a group divides among its members ([`Locks::partitions`]).
 ///
-/// Each member gets about as many, each partition has one owner at most, and ownership is a hold: a [`Guard`], with a token where the
-/// lock service has them, which rises with each owner of the partition.
+/// Each member gets about as many, each partition has one owner at most, and ownership is a hold: a
+/// [`Guard`], with a token where the lock service has them, which rises with each owner of the partition.
 ///
 /// ```no_run
 /// # async fn example(locks: lockkeeper::Locks<lockkeeper::Fenced>) -> Result<(), Box<dyn std::error::Error>> {
@@ -66,7 +67,8 @@ impl<F: Kind> Partitions<F> {
         Self { locks, backend, name: name.to_owned(), count, options: Arc::new(|lock| lock) }
     }
 
-    /// Sets options of the locks: their ttl, …. All of them should be in one session, so that a member which dies loses all at once.
+    /// Sets options of the locks: their ttl, …. All of them should be in one session, so that a member which
+    /// dies loses all at once.
     pub fn with(self, options: impl Fn(Lock<F>) -> Lock<F> + Send + Sync + 'static) -> Self {
         Self { options: Arc::new(options), ..self }
     }
@@ -74,7 +76,8 @@ impl<F: Kind> Partitions<F> {
     /// Joins the group. All members give the same number of partitions.
     ///
     /// # Errors
-    /// [`AcquireError`]; among them, that the group divides another number of partitions, or that the lock service lists no locks.
+    /// [`AcquireError`]; among them, that the group divides another number of partitions, or that the lock
+    /// service lists no locks.
     pub async fn join(&self) -> Result<PartitionMember<F>, AcquireError> {
         if !(1..=PARTITIONS_MAX).contains(&self.count) {
             return Err(AcquireError::Invalid {
@@ -138,7 +141,8 @@ impl<F: Kind> fmt::Debug for Partitions<F> {
     }
 }
 
-/// A member of a group that divides partitions. When it is dropped, it leaves the group: its partitions are to be given up, too.
+/// A member of a group that divides partitions. When it is dropped, it leaves the group: its partitions are
+/// to be given up, too.
 #[must_use = "a member leaves the group when it is dropped"]
 pub struct PartitionMember<F: Kind = Unfenced> {
     partitions: Partitions<F>,
@@ -163,8 +167,8 @@ enum Share {
 }
 
 impl<F: Kind> PartitionMember<F> {
-    /// Waits for the next partition of which this member becomes the owner. Must be called again and again: the group's changes are
-    /// followed within it, also those that make a partition leave.
+    /// Waits for the next partition of which this member becomes the owner. Must be called again and again:
+    /// the group's changes are followed within it, also those that make a partition leave.
     ///
     /// Cancel-safe.
     ///
@@ -213,7 +217,8 @@ impl<F: Kind> PartitionMember<F> {
         }
     }
 
-    /// Leaves the group, so that others need not wait for this member's ttl. What it owns is to be given up ([`Partition::leaving`]).
+    /// Leaves the group, so that others need not wait for this member's ttl. What it owns is to be given up
+    /// ([`Partition::leaving`]).
     ///
     /// # Errors
     /// [`ReleaseError`].
@@ -311,7 +316,8 @@ impl<F: Kind> fmt::Debug for PartitionMember<F> {
     }
 }
 
-/// A partition that this member owns; a [`Guard`] of its lock. When it is dropped, it is given up in the background.
+/// A partition that this member owns; a [`Guard`] of its lock. When it is dropped, it is given up in the
+/// background.
 #[must_use = "a partition is given up when it is dropped"]
 pub struct Partition<F: Kind = Unfenced> {
     index: u32,
@@ -334,7 +340,8 @@ impl<F: Kind> Partition<F> {
         self.leaving.is_cancelled() || self.lost().is_cancelled()
     }
 
-    /// Returns once it is to be given up: another member is to have it and waits for it, or its hold is lost. Cancel-safe.
+    /// Returns once it is to be given up: another member is to have it and waits for it, or its hold is lost.
+    /// Cancel-safe.
     pub async fn leaving(&self) {
         let lost = self.lost();
         tokio::select! {
@@ -387,8 +394,8 @@ fn member(lock: &LockInfo) -> Option<(u64, u32)> {
     Some((id, segments.next()?.parse().ok()?))
 }
 
-/// The weight of a partition for a member: 64 bits that depend on both, by the finalizer of SplitMix64. All members compute the same,
-/// so it must not change.
+/// The weight of a partition for a member: 64 bits that depend on both, by the finalizer of SplitMix64. All
+/// members compute the same, so it must not change.
 fn weight(member: u64, partition: u32) -> u64 {
     let mix = |z: u64| {
         let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

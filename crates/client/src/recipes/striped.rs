@@ -6,8 +6,8 @@ use crate::locks::Locks;
 
 /// A name that is split into several locks ([`Locks::striped`]): each key belongs to one of them.
 ///
-/// The lock of a key is `NAME/STRIPE`, where the stripe is the CRC-32 (that of zlib) of the key's bytes, modulo the number of stripes.
-/// All users of a name must give the same number.
+/// The lock of a key is `NAME/STRIPE`, where the stripe is the CRC-32 (that of zlib) of the key's bytes,
+/// modulo the number of stripes. All users of a name must give the same number.
 #[derive(Clone, Debug)]
 #[must_use = "it locks nothing itself"]
 pub struct Striped<F: Kind = Unfenced> {

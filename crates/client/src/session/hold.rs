@@ -25,7 +25,8 @@ pub(crate) struct HoldStatus {
     cause: OnceLock<LossCause>,
     /// Set before the loss is signalled, if the service says who broke the hold.
     broken: OnceLock<Arc<BreakNotice>>,
-    /// Set before a loss is signalled that has a reason: why the lease was not renewed, or the connection has ended.
+    /// Set before a loss is signalled that has a reason: why the lease was not renewed, or the connection has
+    /// ended.
     trouble: OnceLock<Arc<str>>,
     lease_trouble: LeaseTrouble,
     /// The hold's own deadline (`max_hold`), in nanoseconds.
@@ -109,7 +110,8 @@ impl HoldStatus {
         self.reported.notify_one();
     }
 
-    /// A call of the request was refused, and is repeated. Only refusals of attempts (`is_acquire`) are reported.
+    /// A call of the request was refused, and is repeated. Only refusals of attempts (`is_acquire`) are
+    /// reported.
     pub(super) fn refused(&self, refusal: &Arc<BackendError>, is_acquire: bool) {
         self.reports().refusal = Some(refusal.clone());
         if is_acquire {
@@ -172,8 +174,8 @@ impl HoldStatus {
         self.lost.cancel();
     }
 
-    /// The hold's deadline; `None` if it has none. `deadline` reads the session's deadline in nanoseconds, `u64::MAX`
-    /// if it has none; `now` reads the clock.
+    /// The hold's deadline; `None` if it has none. `deadline` reads the session's deadline in nanoseconds,
+    /// `u64::MAX` if it has none; `now` reads the clock.
     fn valid_until(
         &self,
         deadline: impl FnOnce() -> u64,
@@ -182,8 +184,8 @@ impl HoldStatus {
     ) -> Result<Option<BootInstant>, Lost> {
         let own = self.ends_at.load(Ordering::SeqCst);
         let deadline = deadline();
-        // Read after the deadline: a loss is signalled before a later deadline is stored, so a thread that reads the
-        // later deadline also sees the loss.
+        // Read after the deadline: a loss is signalled before a later deadline is stored, so a thread that
+        // reads the later deadline also sees the loss.
         if let Some(&cause) = self.cause.get() {
             return Err(self.loss(cause));
         }
@@ -242,8 +244,8 @@ impl HoldHandle {
         &self.hold.lost
     }
 
-    /// The hold's deadline; `None` if it has none. `Err` if the hold is lost, at the latest when the deadline has
-    /// passed (P5).
+    /// The hold's deadline; `None` if it has none. `Err` if the hold is lost, at the latest when the deadline
+    /// has passed (P5).
     pub(crate) fn valid_until(&self) -> Result<Option<BootInstant>, Lost> {
         let inner = &self.session.0;
         let deadline = || if inner.has_ttl { inner.lease_deadline.load(Ordering::SeqCst) } else { u64::MAX };
@@ -299,7 +301,8 @@ impl HoldHandle {
         self.held_until = self.since + min;
     }
 
-    /// Waits on the lease thread until the hold may be released, then runs `then` there. `None` if it may be now.
+    /// Waits on the lease thread until the hold may be released, then runs `then` there. `None` if it may be
+    /// now.
     fn min_hold(&self, then: impl FnOnce() + Send + 'static) -> Option<BoxFuture<'static, ()>> {
         let until = self.held_until;
         if self.now() >= until || self.hold.lost.is_cancelled() {
@@ -355,8 +358,8 @@ impl HoldHandle {
         let asked = inner.with_state(|state| {
             let seq = state.machine.seq_of(self.key)?;
             let request = state.callers.get(&self.key)?.request.clone();
-            // A retry of the acquire returns the request's present state (P7-a). Submitted under the lock: in a session
-            // opened a moment later this seq would be a new request.
+            // A retry of the acquire returns the request's present state (P7-a). Submitted under the lock: in
+            // a session opened a moment later this seq would be a new request.
             let call = Call::Acquire { seq, done_through: Seq(0), request, wait_left: Some(Duration::ZERO) };
             let (responder, answer) = Responder::to_caller();
             state.conn.submit(call, responder);
@@ -379,7 +382,8 @@ impl HoldHandle {
         self.valid_until().map(drop).map_err(VerifyError::from)
     }
 
-    /// Changes the hold at the backend. One round trip. If the future is dropped, the change may or may not be made.
+    /// Changes the hold at the backend. One round trip. If the future is dropped, the change may or may not
+    /// be made.
     pub(crate) async fn change(&self, change: HoldChange) -> Result<(), ChangeError> {
         self.valid_until()?;
         let inner = &self.session.0;

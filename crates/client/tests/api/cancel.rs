@@ -1,5 +1,5 @@
-//! Futures dropped at each await point, guards dropped outside of their runtime, blocked runtimes, and the ends of
-//! holds by `max_hold`, shutdown and loss.
+//! Futures dropped at each await point, guards dropped outside of their runtime, blocked runtimes, and the
+//! ends of holds by `max_hold`, shutdown and loss.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -15,7 +15,8 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// Polls at most `polls` times and lets other tasks run in between; `None` if the future is not ready by then.
+/// Polls at most `polls` times and lets other tasks run in between; `None` if the future is not ready by
+/// then.
 async fn poll_times<T>(polls: usize, mut future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
     for _ in 0..polls {
         let mut context = Context::from_waker(Waker::noop());
@@ -62,9 +63,9 @@ const TROUBLES: [(&str, Trouble); 6] = [
     ("a stall", Server::stall),
 ];
 
-/// For each fault: drops an acquire after 1 to 11 polls (1, 4, 7, 10 in a plain `cargo test`), without a session, with an
-/// open session, and with an open session while another client holds the lock. Each time the lock must become free, and the
-/// next acquire succeed.
+/// For each fault: drops an acquire after 1 to 11 polls (1, 4, 7, 10 in a plain `cargo test`), without a
+/// session, with an open session, and with an open session while another client holds the lock. Each time the
+/// lock must become free, and the next acquire succeed.
 async fn cancel_everywhere(make: impl Fn(&Locks) -> Lock<Unfenced>) {
     let mut completed = 0;
     for (trouble, begin) in TROUBLES {

@@ -116,7 +116,8 @@ async fn lost_answers_and_lost_calls_are_retried_under_the_same_seq() {
         server.lose_answers(lost);
         let held = alice.mutex("a").acquire().await.unwrap();
         server.lose_calls(lost);
-        // An unanswered release is reported to its caller as ambiguous (P12); it is retried in the background.
+        // An unanswered release is reported to its caller as ambiguous (P12); it is retried in the
+        // background.
         assert!(matches!(held.release().await, Err(ReleaseError::Ambiguous { .. })));
     }
     let held = alice.mutex("a").acquire().await.unwrap();

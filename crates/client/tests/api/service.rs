@@ -172,8 +172,9 @@ async fn other_backends_return_unsupported() {
     assert!(locks.set_limit("a", None).await.is_err());
 }
 
-/// One case for each limit of a request. After each case another lock is acquired, and a hold of the same client must
-/// still be live. If a refusal ended the client's stream, the client would open another connection.
+/// One case for each limit of a request. After each case another lock is acquired, and a hold of the same
+/// client must still be live. If a refusal ended the client's stream, the client would open another
+/// connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_over_a_limit_is_refused_with_value_and_limit_and_ends_no_stream() {
     let service = Service::start();

@@ -16,8 +16,8 @@ use tempfile::TempDir;
 
 use lockkeeper_rig::Faults;
 
-/// Environment variable that makes a copy of this test binary serve until it is killed: `directory listen`, and for
-/// three nodes also `node cluster`.
+/// Environment variable that makes a copy of this test binary serve until it is killed: `directory listen`,
+/// and for three nodes also `node cluster`.
 const SERVE: &str = "LOCKKEEPER_CONTRACT_SERVE";
 
 struct Service {
@@ -83,8 +83,8 @@ impl Service {
         for node in &mut nodes {
             let mut lines = BufReader::new(node.0.stdout.take().unwrap()).lines().map_while(Result::ok);
             lines.find(|line| line.contains("serving at ")).expect("the service ended without serving");
-            // The test harness of the child process goes on printing lines. If the pipe were closed or full, it would
-            // fail or block.
+            // The test harness of the child process goes on printing lines. If the pipe were closed or full,
+            // it would fail or block.
             std::thread::spawn(move || lines.for_each(drop));
         }
         *self.nodes.lock().unwrap() = nodes;
@@ -164,8 +164,8 @@ impl Subject for Service {
         drop(held);
     }
 
-    /// By an operator's break, to which the holder responds. Waiting for the ttl of each hold instead would make the
-    /// suite take minutes.
+    /// By an operator's break, to which the holder responds. Waiting for the ttl of each hold instead would
+    /// make the suite take minutes.
     async fn take_away(&self, _label: &str, name: &str) {
         let operator = self.operator().await;
         let name: LockName = name.parse().unwrap();
@@ -179,8 +179,8 @@ impl Subject for Service {
         Some(&self.faults)
     }
 
-    /// A lost call also ends its connection. The client resends the call on its next connection, so callers see no
-    /// failure.
+    /// A lost call also ends its connection. The client resends the call on its next connection, so callers
+    /// see no failure.
     fn lose_calls(&self, count: u32) -> bool {
         self.faults.lose_calls(count);
         false

@@ -1,9 +1,9 @@
-//! Encoding of the fields of an item: numbers as varints of the shortest form, and a length before each list and each
-//! byte string of variable length.
+//! Encoding of the fields of an item: numbers as varints of the shortest form, and a length before each list
+//! and each byte string of variable length.
 //!
-//! Used for snapshots and their digests: between nodes, on their disks, in backups, and in the records of the `file:`
-//! backend. The wire crate encodes commands and messages. Every value has exactly one valid encoding, so a decoded item
-//! has the digest of the encoded one.
+//! Used for snapshots and their digests: between nodes, on their disks, in backups, and in the records of the
+//! `file:` backend. The wire crate encodes commands and messages. Every value has exactly one valid encoding,
+//! so a decoded item has the digest of the encoded one.
 
 use std::borrow::Borrow;
 
@@ -264,8 +264,8 @@ impl<'a> ItemReader<'a> {
         Token::try_from(self.number()?).map_err(|error| SnapshotError(error.to_string()))
     }
 
-    /// Reads a list whose elements have at least `least` bytes each. So a wrong count in the input can't cause an
-    /// allocation of more than a small multiple of the input's size.
+    /// Reads a list whose elements have at least `least` bytes each. So a wrong count in the input can't
+    /// cause an allocation of more than a small multiple of the input's size.
     fn list<T>(&mut self, least: usize, mut each: impl FnMut(&mut Self) -> Read<T>) -> Read<Vec<T>> {
         let count: usize = self.narrow()?;
         let mut items = Vec::with_capacity(count.min(self.0.len() / least));

@@ -1,16 +1,17 @@
-//! The stream in which a snapshot is stored and sent: a header; one item for each session, request, limit, ending
-//! session and freed name; an end item. Also its digest.
+//! The stream in which a snapshot is stored and sent: a header; one item for each session, request, limit,
+//! ending session and freed name; an end item. Also its digest.
 //!
-//! An item is its length (varint), a tag, and its fields. So a stream can be split at any position, and be read without
-//! storing all of it. The header comes first and the end last. The other items may come in any order: the snapshot
-//! iterator (`table/snapshot_iterator.rs`) writes them in the order of their storage, [`Snapshot::encode`] in canonical
-//! order. Readers order them by tickets, ids and names.
+//! An item is its length (varint), a tag, and its fields. So a stream can be split at any position, and be
+//! read without storing all of it. The header comes first and the end last. The other items may come in any
+//! order: the snapshot iterator (`table/snapshot_iterator.rs`) writes them in the order of their storage,
+//! [`Snapshot::encode`] in canonical order. Readers order them by tickets, ids and names.
 //!
-//! **The digest doesn't depend on that order**: it is the wrapping sum of the xxh3-128 of every item except the end,
-//! tag included. Nodes with the same state may store their entries in different orders, since their histories of
-//! restarts differ, and their digests must still be equal. The digest is a sum instead of an exclusive or, so that
-//! duplicates don't cancel out. The digest detects accidental damage and diverged replicas; it is no defence against
-//! crafted items. The end item contains the digest, so that a stream with a missing part is refused (P10).
+//! **The digest doesn't depend on that order**: it is the wrapping sum of the xxh3-128 of every item except
+//! the end, tag included. Nodes with the same state may store their entries in different orders, since their
+//! histories of restarts differ, and their digests must still be equal. The digest is a sum instead of an
+//! exclusive or, so that duplicates don't cancel out. The digest detects accidental damage and diverged
+//! replicas; it is no defence against crafted items. The end item contains the digest, so that a stream with
+//! a missing part is refused (P10).
 
 use std::borrow::Borrow;
 use std::ops::AddAssign;
@@ -25,11 +26,11 @@ use crate::name::LockName;
 use crate::table::SnapshotError;
 use crate::types::Ticket;
 
-/// Raised with every change of an item's layout. A digest depends on the layout, so only digests of the same format can
-/// be compared.
+/// Raised with every change of an item's layout. A digest depends on the layout, so only digests of the same
+/// format can be compared.
 pub const FORMAT: u64 = 4;
-/// Maximum length of an item in bytes. It bounds the incomplete item that a reader stores. The largest legal item
-/// is less than half as long: a session with 2^20 unconfirmed ends that its client did not request.
+/// Maximum length of an item in bytes. It bounds the incomplete item that a reader stores. The largest legal
+/// item is less than half as long: a session with 2^20 unconfirmed ends that its client did not request.
 const ITEM_BYTES_MAX: u64 = 1 << 26;
 
 const HEADER: u8 = 0;
@@ -39,8 +40,8 @@ const LIMIT: u8 = 3;
 const END: u8 = 4;
 const ENDING: u8 = 5;
 const FREED: u8 = 6;
-/// A session with an identity, live or ending. Sessions without one are encoded as before version 2 of the rules, so that
-/// nodes of both versions compute the same digest (V1).
+/// A session with an identity, live or ending. Sessions without one are encoded as before version 2 of the
+/// rules, so that nodes of both versions compute the same digest (V1).
 const IDENTIFIED: u8 = 7;
 const IDENTIFIED_ENDING: u8 = 8;
 
@@ -63,8 +64,8 @@ impl AddAssign for Digest {
     }
 }
 
-/// Appends one item. One byte is reserved for the length; the content is moved only if its length takes more than
-/// that.
+/// Appends one item. One byte is reserved for the length; the content is moved only if its length takes more
+/// than that.
 fn put(out: &mut Vec<u8>, tag: u8, parts: impl FnOnce(&mut ItemWriter<'_>)) -> Digest {
     let at = out.len();
     out.extend_from_slice(&[0, tag]);
@@ -188,8 +189,8 @@ impl Snapshot {
     /// Decodes a whole stream with its items in any order.
     ///
     /// # Errors
-    /// [`SnapshotError`] if it is not a valid snapshot. Never panics, and allocates at most a small multiple of the
-    /// input's size.
+    /// [`SnapshotError`] if it is not a valid snapshot. Never panics, and allocates at most a small multiple
+    /// of the input's size.
     pub fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
         let mut snapshot = Self::default();
         let mut stream = StreamReader::default();
@@ -263,7 +264,8 @@ impl StreamReader {
         mut each: impl FnMut(SnapshotItem) -> Result<(), SnapshotError>,
     ) -> Result<(), SnapshotError> {
         while !self.begun.is_empty() && !bytes.is_empty() {
-            // Takes exactly the bytes that the item lacks; while even its length is incomplete, one byte at a time.
+            // Takes exactly the bytes that the item lacks; while even its length is incomplete, one byte at a
+            // time.
             let lacking = match item_end(&self.begun)? {
                 Some((_, end)) => end - self.begun.len(),
                 None => 1,

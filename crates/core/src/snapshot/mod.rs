@@ -1,9 +1,9 @@
 //! The whole table as plain data in canonical order: sessions by id, requests by ticket, limits by name (E2).
 //!
-//! Tables that applied the same commands have equal snapshots and equal digests. All storage and transfer of tables
-//! uses this module; `items` defines the bytes, whole or in pieces. Large tables are written by the snapshot iterator
-//! and read by a [`Restorer`](crate::Restorer), neither of which builds a [`Snapshot`]. This module contains no lock
-//! rules.
+//! Tables that applied the same commands have equal snapshots and equal digests. All storage and transfer of
+//! tables uses this module; `items` defines the bytes, whole or in pieces. Large tables are written by the
+//! snapshot iterator and read by a [`Restorer`](crate::Restorer), neither of which builds a [`Snapshot`].
+//! This module contains no lock rules.
 
 mod codec;
 pub(crate) mod items;
@@ -85,8 +85,8 @@ pub struct EndingState {
     pub delay_ms: u64,
 }
 
-/// A name whose waiters may have been unblocked, and have not all been visited by the grant pass: a request has left
-/// the name or was downgraded, or its limit was set.
+/// A name whose waiters may have been unblocked, and have not all been visited by the grant pass: a request
+/// has left the name or was downgraded, or its limit was set.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FreedState {
     /// Position in the order of the backlog.
@@ -116,8 +116,8 @@ pub struct RequestState {
     pub mode: ModeKind,
     /// Whether the request covers all names below its names too.
     pub subtree: bool,
-    /// Time for which the hold stays closed after its end, in milliseconds; 0 disables it, and is the value of closed
-    /// holds.
+    /// Time for which the hold stays closed after its end, in milliseconds; 0 disables it, and is the value
+    /// of closed holds.
     pub keep_closed_ms: u64,
     /// Value that the holder publishes.
     pub value: Box<[u8]>,
@@ -171,6 +171,7 @@ pub struct LimitState {
     pub name: LockName,
     /// Number of permits.
     pub limit: u32,
-    /// Whether `SetLimit` stored it. An implied limit is removed with the last permit request of the name (L3).
+    /// Whether `SetLimit` stored it. An implied limit is removed with the last permit request of the name
+    /// (L3).
     pub stored: bool,
 }

@@ -1,7 +1,7 @@
 //! A borrowed view of a request, built from a snapshot's plain data or from the table.
 //!
-//! The encoder takes only this view, so both sources have the same encoding. The view borrows all fields except the
-//! names of the table, which an iterator builds from their segments.
+//! The encoder takes only this view, so both sources have the same encoding. The view borrows all fields
+//! except the names of the table, which an iterator builds from their segments.
 
 use super::{Phase, RequestState};
 use crate::name::LockName;

@@ -24,8 +24,8 @@ impl Table {
         self.keep_own(id, seq, fingerprint, reply)
     }
 
-    /// The checks that come first for every numbered command except `Finish`: session, `done_through`, seq and the
-    /// limit of kept answers. `Err` is the reply to a command that is not executed.
+    /// The checks that come first for every numbered command except `Finish`: session, `done_through`, seq
+    /// and the limit of kept answers. `Err` is the reply to a command that is not executed.
     fn take_seq(
         &mut self,
         id: SessionId,
@@ -53,9 +53,10 @@ impl Table {
         Ok(())
     }
 
-    /// Keeps a reply that ends the request at once, under the request's own seq (R3). The holder and the queue length
-    /// of `Busy` are left out: they are informational, and the holder may differ between replicas, since the search for
-    /// it visits a bounded number of names in an order that differs between replicas (M2).
+    /// Keeps a reply that ends the request at once, under the request's own seq (R3). The holder and the
+    /// queue length of `Busy` are left out: they are informational, and the holder may differ between
+    /// replicas, since the search for it visits a bounded number of names in an order that differs between
+    /// replicas (M2).
     fn keep_own(&mut self, id: SessionId, seq: Seq, fingerprint: Fingerprint, reply: Reply) -> Reply {
         let kept = match &reply {
             Reply::Busy { .. } => Reply::Busy { holder: None, queued_ahead: 0 },
@@ -177,8 +178,8 @@ impl Table {
         self.keep_own(id, seq, fingerprint, reply)
     }
 
-    /// Whether a new value would exceed the table's size limit. A value that is not longer than the previous one
-    /// never does.
+    /// Whether a new value would exceed the table's size limit. A value that is not longer than the previous
+    /// one never does.
     fn would_overfill(&self, hold: RequestId, value_bytes: usize) -> bool {
         let growth = self.growth(hold, value_bytes);
         growth > 0 && self.bytes() + growth > limits::TABLE_BYTES_MAX
@@ -227,18 +228,19 @@ impl Table {
     }
 }
 
-/// The fields of a request that decide conflicts. Built from an acquire before its request is stored, or from a stored
-/// request.
+/// The fields of a request that decide conflicts. Built from an acquire before its request is stored, or from
+/// a stored request.
 pub(super) struct Wanted<'a> {
     pub(super) nodes: &'a [NodeId],
     pub(super) kind: ModeKind,
     pub(super) subtree: bool,
-    /// For a permit: the number of permits of a name that the request states, the N of "one of N". Used only at names
-    /// where no limit is in force.
+    /// For a permit: the number of permits of a name that the request states, the N of "one of N". Used only
+    /// at names where no limit is in force.
     pub(super) of: Option<u32>,
 }
 
-/// Returns the set of names in byte order; with `subtree`, without names that another name of the set covers (N1).
+/// Returns the set of names in byte order; with `subtree`, without names that another name of the set covers
+/// (N1).
 fn merge(mut names: Vec<LockName>, subtree: bool) -> Vec<LockName> {
     if names.len() == 1 {
         return names;

@@ -11,8 +11,8 @@ use crate::types::{ModeKind, Ticket};
 use crate::validate;
 
 impl Table {
-    /// Checks a permit request's number against the limits in force, in byte order of the names (L2, L3). A stored
-    /// limit overrides the request's number (L4).
+    /// Checks a permit request's number against the limits in force, in byte order of the names (L2, L3). A
+    /// stored limit overrides the request's number (L4).
     pub(super) fn check_limits(&self, names: &[LockName], of: Option<u32>) -> Result<(), Rejection> {
         for name in names {
             let node = self.names.find(name.as_str());
@@ -65,8 +65,8 @@ impl Table {
         let node = self.names.intern(name.as_str());
         self.names.here_mut(node).set_limit(limit, &self.requests);
         self.requests.note_name(name);
-        // A higher limit may admit any waiters for permits of the name, so the grant pass after this command visits the
-        // waiters from the first ticket on.
+        // A higher limit may admit any waiters for permits of the name, so the grant pass after this command
+        // visits the waiters from the first ticket on.
         self.freed.push(Freed { name: node, subtree: false, kind: ModeKind::Permit, after: Ticket(0) });
         Reply::Done
     }

@@ -62,21 +62,24 @@ impl Table {
         matches!(self.requests[id as usize].stage, RequestStage::Held { .. })
     }
 
-    /// The hold, possibly closed, that has this token and covers the name: at the name, or as a subtree above it.
+    /// The hold, possibly closed, that has this token and covers the name: at the name, or as a subtree above
+    /// it.
     fn hold_covering(&self, name: &LockName, token: Token) -> Option<RequestId> {
         let mut covering = self.covering(name);
         covering
             .find_map(|(node, classes)| self.names.get(node).here.hold_with(token, classes, &self.requests))
     }
 
-    /// Tokens of live, unrevoked holds that cover a name, ascending (B4). Only the [`limits::LIVE_TOKENS_MAX`] lowest
-    /// tokens that cover the name are examined, including those of closed and revoked holds.
+    /// Tokens of live, unrevoked holds that cover a name, ascending (B4). Only the
+    /// [`limits::LIVE_TOKENS_MAX`] lowest tokens that cover the name are examined, including those of closed
+    /// and revoked holds.
     fn live_tokens(&self, name: &LockName) -> Vec<Token> {
         let first = self.first_covering(name, None, limits::LIVE_TOKENS_MAX);
         first.into_iter().filter(|&(_, id)| self.is_held(id)).map(|(token, _)| token).collect()
     }
 
-    /// The holds that cover a name and have a token above `after`, including closed ones, by token: at most `max`.
+    /// The holds that cover a name and have a token above `after`, including closed ones, by token: at most
+    /// `max`.
     pub(super) fn first_covering(
         &self,
         name: &LockName,
@@ -89,8 +92,8 @@ impl Table {
             for &class in classes {
                 first.extend(here.holds_after(after, class, &self.requests).take(max));
             }
-            // Truncated after each name, so that the sort never covers more than the holds of one name and `max`
-            // others.
+            // Truncated after each name, so that the sort never covers more than the holds of one name and
+            // `max` others.
             first.sort_unstable();
             first.truncate(max);
         }
@@ -98,8 +101,8 @@ impl Table {
         first
     }
 
-    /// The nodes whose holds may cover a name, each with the classes of holds that do: the name itself, and the
-    /// names above it.
+    /// The nodes whose holds may cover a name, each with the classes of holds that do: the name itself, and
+    /// the names above it.
     pub(super) fn covering(&self, name: &LockName) -> impl Iterator<Item = (NodeId, &'static [Class])> {
         let at = self.names.find(name.as_str()).map(|node| (node, &Class::ALL[..]));
         let above = name::ancestors(name.as_str()).filter_map(|above| self.names.find(above));

@@ -1,9 +1,10 @@
-//! Copy-on-write for snapshots: saves the old state of an entry that a command changes before the snapshot iterator
-//! has reached it.
+//! Copy-on-write for snapshots: saves the old state of an entry that a command changes before the snapshot
+//! iterator has reached it.
 //!
-//! While a snapshot is in progress, each store (requests, sessions, freed names, names) has one of these structures,
-//! and consults it in the few methods that can change an entry. So the rules of the table need no code for snapshots,
-//! and without a snapshot the cost is one branch. The entries themselves have no field for copy-on-write.
+//! While a snapshot is in progress, each store (requests, sessions, freed names, names) has one of these
+//! structures, and consults it in the few methods that can change an entry. So the rules of the table need no
+//! code for snapshots, and without a snapshot the cost is one branch. The entries themselves have no field
+//! for copy-on-write.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -12,8 +13,8 @@ use crate::types::SessionId;
 
 /// Copy-on-write buffer: the encoded items of old states, until the iterator writes them out.
 ///
-/// Split into chunks, because commands may change all entries before the next piece, and writing or freeing one
-/// chunk must take a short time.
+/// Split into chunks, because commands may change all entries before the next piece, and writing or freeing
+/// one chunk must take a short time.
 #[derive(Default)]
 pub(super) struct CopyOnWriteBuffer {
     chunks: VecDeque<Vec<u8>>,
@@ -73,8 +74,8 @@ impl<'a> SnapshotWriter<'a> {
         self.spend(1);
     }
 
-    /// Writes an item. `parts` is the number of its names, or of a session's kept answers plus one: reading each costs
-    /// a random memory access. A long item costs more of the budget.
+    /// Writes an item. `parts` is the number of its names, or of a session's kept answers plus one: reading
+    /// each costs a random memory access. A long item costs more of the budget.
     pub(super) fn put(&mut self, parts: usize, put: impl FnOnce(&mut Vec<u8>) -> Digest) {
         let before = self.out.len();
         *self.digest += put(self.out);
@@ -94,8 +95,8 @@ pub(super) struct SlabCursor {
     next: u32,
     /// Index after the last entry to visit: entries from here on were added after the snapshot began.
     end: u32,
-    /// One bit per slab entry, set if the iterator must skip the entry: its old state was saved, or it was vacant when
-    /// the snapshot began.
+    /// One bit per slab entry, set if the iterator must skip the entry: its old state was saved, or it was
+    /// vacant when the snapshot began.
     changed: Vec<u64>,
     pub(super) saved: CopyOnWriteBuffer,
 }
@@ -110,8 +111,8 @@ impl SlabCursor {
         }
     }
 
-    /// Records that an entry is about to change. Returns true if its old state must be saved: this is the entry's
-    /// first change, and the iterator has not reached it.
+    /// Records that an entry is about to change. Returns true if its old state must be saved: this is the
+    /// entry's first change, and the iterator has not reached it.
     pub(super) fn note(&mut self, id: u32) -> bool {
         let is_ahead = (self.next..self.end).contains(&id);
         let is_first = is_ahead && !self.is_changed(id);
@@ -125,7 +126,8 @@ impl SlabCursor {
         self.changed[id as usize / 64] & 1 << (id % 64) != 0
     }
 
-    /// Index of the next unchanged entry, which may be vacant. `None` at the end, or when the budget is spent.
+    /// Index of the next unchanged entry, which may be vacant. `None` at the end, or when the budget is
+    /// spent.
     pub(super) fn next(&mut self, pen: &mut SnapshotWriter<'_>) -> Option<u32> {
         while self.next < self.end && !pen.is_spent() {
             let id = self.next;
@@ -194,8 +196,8 @@ impl FreedCursor {
         Self { next: 0, end, saved: CopyOnWriteBuffer::default() }
     }
 
-    /// Records that the first freed name, which has this number, is removed. Returns true if the name must be saved:
-    /// the iterator has not reached it.
+    /// Records that the first freed name, which has this number, is removed. Returns true if the name must be
+    /// saved: the iterator has not reached it.
     pub(super) fn note(&mut self, number: u64) -> bool {
         let is_ahead = (self.next..self.end).contains(&number);
         if is_ahead {

@@ -12,8 +12,8 @@ use crate::types::{ModeKind, Slot, Ticket, Token};
 /// Waiters of one class at one name, in order of arrival.
 pub(super) type ByTicket = BTreeMap<Ticket, RequestId>;
 
-/// A request's mode and whether it covers a subtree. Whether two overlapping requests conflict depends only on their
-/// classes; permits are also counted.
+/// A request's mode and whether it covers a subtree. Whether two overlapping requests conflict depends only
+/// on their classes; permits are also counted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Class {
     Exclusive,
@@ -49,8 +49,8 @@ impl Class {
     }
 }
 
-/// Those of `classes` that can block a request of mode `kind` (N2): all, except the shared ones for a shared request.
-/// Permits block a permit only if none is left, which `is_full` checks.
+/// Those of `classes` that can block a request of mode `kind` (N2): all, except the shared ones for a shared
+/// request. Permits block a permit only if none is left, which `is_full` checks.
 pub(super) fn opposed(kind: ModeKind, classes: &[Class]) -> impl Iterator<Item = Class> {
     classes
         .iter()
@@ -264,8 +264,8 @@ impl Here {
         self.settle();
     }
 
-    /// Sets a limit. Unlike [`Self::set_limit`], does not remove an implied limit if the name has no permit request:
-    /// the caller adds one next. Restoring a snapshot uses this for stored limits too.
+    /// Sets a limit. Unlike [`Self::set_limit`], does not remove an implied limit if the name has no permit
+    /// request: the caller adds one next. Restoring a snapshot uses this for stored limits too.
     pub(super) fn imply_limit(&mut self, limit: Limit, requests: &Requests) {
         self.crowd_mut(requests).limit = Some(limit);
     }

@@ -16,8 +16,8 @@ pub enum TokenStatus {
     Current,
     /// There is no live, unrevoked hold with this token that covers the name.
     NotCurrent {
-        /// Tokens of the live, unrevoked holds among the [`limits::LIVE_TOKENS_MAX`] lowest tokens that cover the name,
-        /// ascending.
+        /// Tokens of the live, unrevoked holds among the [`limits::LIVE_TOKENS_MAX`] lowest tokens that cover
+        /// the name, ascending.
         live: Vec<Token>,
     },
     /// The token is 0 or above the counter.
@@ -172,15 +172,15 @@ impl Table {
         self.sessions.after(after).filter_map(|(id, _)| self.session(id))
     }
 
-    /// Starts or stops recording the names whose holds, waiters or limits change, for [`Table::take_changes`]. Costs nothing
-    /// while off, and affects no result.
+    /// Starts or stops recording the names whose holds, waiters or limits change, for
+    /// [`Table::take_changes`]. Costs nothing while off, and affects no result.
     pub fn watch(&mut self, watched: bool) {
         self.requests.watch(watched);
     }
 
-    /// Returns at most `max` names whose requests or limits have changed since these names were last returned. Each call
-    /// continues in byte order after the last name that the previous call returned, and wraps around, so a name that
-    /// changes constantly doesn't starve the others.
+    /// Returns at most `max` names whose requests or limits have changed since these names were last
+    /// returned. Each call continues in byte order after the last name that the previous call returned, and
+    /// wraps around, so a name that changes constantly doesn't starve the others.
     pub fn take_changes(&mut self, max: usize) -> Vec<LockName> {
         self.requests.take_changes(max)
     }
@@ -214,9 +214,9 @@ impl Table {
         names
     }
 
-    /// Some of [`Table::names_in_use`], in no particular order, with bounded work: scans `places` slab entries from
-    /// `cursor` (initially 0) and returns the next cursor, `None` at the end. A name that stays in use during the whole
-    /// scan is returned exactly once.
+    /// Some of [`Table::names_in_use`], in no particular order, with bounded work: scans `places` slab
+    /// entries from `cursor` (initially 0) and returns the next cursor, `None` at the end. A name that stays
+    /// in use during the whole scan is returned exactly once.
     #[must_use]
     pub fn names_in_part(
         &self,

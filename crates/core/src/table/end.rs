@@ -6,8 +6,8 @@ use crate::reply::{Effect, Effects, End, Reply};
 use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Token};
 
 impl Table {
-    /// Releases a hold or leaves the queue. Executed even if the command's own `seq` was seen before. If the target has
-    /// ended already, ends nothing and returns the kept end (R4).
+    /// Releases a hold or leaves the queue. Executed even if the command's own `seq` was seen before. If the
+    /// target has ended already, ends nothing and returns the kept end (R4).
     pub(super) fn finish(
         &mut self,
         id: SessionId,
@@ -34,8 +34,8 @@ impl Table {
         Reply::Finished(end)
     }
 
-    /// Ends a wait whose limit has passed. A request in any other state stays, in particular one that was granted
-    /// before this command was applied (W1, F1).
+    /// Ends a wait whose limit has passed. A request in any other state stays, in particular one that was
+    /// granted before this command was applied (W1, F1).
     pub(super) fn time_out(&mut self, id: SessionId, target: Seq, out: &mut Effects) -> Reply {
         let Some(session) = self.sessions.get(id) else { return Reply::SessionGone };
         if let Some(&request) = session.live.get(&target)
@@ -62,9 +62,9 @@ impl Table {
         Reply::Done
     }
 
-    /// Ends a request without a command of its client. The end is kept, and sent again at every attach, until a
-    /// `Finish` confirms it (R3). A hold whose session has ended, and which the backlog has not reached yet, gets
-    /// the session's lock-delay (D1) and no `Ended` effect: `SessionEnded` stands for it (E1).
+    /// Ends a request without a command of its client. The end is kept, and sent again at every attach, until
+    /// a `Finish` confirms it (R3). A hold whose session has ended, and which the backlog has not reached
+    /// yet, gets the session's lock-delay (D1) and no `Ended` effect: `SessionEnded` stands for it (E1).
     pub(super) fn end_unasked(&mut self, id: RequestId, end: End, closure: Closure, out: &mut Effects) {
         let request = &self.requests[id as usize];
         let (ticket, fingerprint) = (request.ticket, request.fingerprint);
@@ -88,8 +88,8 @@ impl Table {
         tell_ends(vec![EndOf { ticket, ended, closed }], out);
     }
 
-    /// Removes a waiter, or ends a hold, which then stays closed for the greater of `keep_closed` and `delay_ms` (D1).
-    /// The caller removes the request from its session's `live`.
+    /// Removes a waiter, or ends a hold, which then stays closed for the greater of `keep_closed` and
+    /// `delay_ms` (D1). The caller removes the request from its session's `live`.
     pub(super) fn end_request(&mut self, id: RequestId, delay_ms: u64) -> Option<Effect> {
         let request = &self.requests[id as usize];
         let keep_ms = u64::from(request.keep_closed_ms);

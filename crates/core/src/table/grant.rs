@@ -1,4 +1,5 @@
-//! The grant rule: a request is granted when it conflicts with no hold, no closed hold and no earlier waiter (G1).
+//! The grant rule: a request is granted when it conflicts with no hold, no closed hold and no earlier waiter
+//! (G1).
 
 use super::Table;
 use super::acquire::Wanted;
@@ -60,9 +61,10 @@ impl Table {
         })
     }
 
-    /// Whether no permit is left: holds (closed ones included, L1) + earlier waiting permits + 1 > limit. Also returns
-    /// true if more than [`limits::PERMIT_WAITERS_PASSED_MAX`](crate::limits::PERMIT_WAITERS_PASSED_MAX) earlier permits
-    /// wait (M2).
+    /// Whether no permit is left: holds (closed ones included, L1) + earlier waiting permits + 1 > limit.
+    /// Also returns true if more than
+    /// [`limits::PERMIT_WAITERS_PASSED_MAX`](crate::limits::PERMIT_WAITERS_PASSED_MAX) earlier permits wait
+    /// (M2).
     pub(super) fn is_full(&self, here: &Here, of: Option<u32>, ticket: Ticket) -> bool {
         let Some(limit) = here.limit().map(|limit| limit.number).or(of) else { return false };
         let held = here.holds(Class::Permit, &self.requests);
@@ -129,8 +131,8 @@ impl Table {
         }
     }
 
-    /// Downgrades an exclusive hold to shared. It keeps its ticket and its token, and the grant pass visits the
-    /// waiters behind it (G2).
+    /// Downgrades an exclusive hold to shared. It keeps its ticket and its token, and the grant pass visits
+    /// the waiters behind it (G2).
     pub(super) fn share(&mut self, id: RequestId) {
         self.free(id);
         let nodes = self.requests[id as usize].nodes.clone();
@@ -148,8 +150,8 @@ impl Table {
     /// Grants a waiter.
     pub(super) fn grant(&mut self, id: RequestId, out: &mut Effects) {
         let Some(owner) = self.requests[id as usize].owner else { return };
-        // The request becomes a hold before it leaves the queue. In the other order, the name could be without a permit
-        // request for a moment, and its implied limit would be removed (L3).
+        // The request becomes a hold before it leaves the queue. In the other order, the name could be
+        // without a permit request for a moment, and its implied limit would be removed (L3).
         self.hold(id);
         self.unqueue(id);
         out.push(Effect::Granted { session: owner.session, seq: owner.seq, grant: self.grant_of(id) });

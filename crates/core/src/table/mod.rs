@@ -1,7 +1,8 @@
 //! The table: all sessions and all locks, and the function that changes them.
 //!
-//! `apply` dispatches a command and then runs the grant pass (G1). The rules are in one module per concept: `sessions`,
-//! `acquire`, `grant`, `end`, `breaks`, `admin`. `pass` is the grant pass, and `work` bounds the work of a command.
+//! `apply` dispatches a command and then runs the grant pass (G1). The rules are in one module per concept:
+//! `sessions`, `acquire`, `grant`, `end`, `breaks`, `admin`. `pass` is the grant pass, and `work` bounds the
+//! work of a command.
 
 mod acquire;
 mod admin;
@@ -47,8 +48,8 @@ use work::{Freed, Unpassed};
 
 /// The replicated state: all locks, all sessions and the token counter.
 ///
-/// The table has neither a clock nor the leader's identity. Its driver runs the timers and proposes commands such as
-/// [`Command::ExpireSession`].
+/// The table has neither a clock nor the leader's identity. Its driver runs the timers and proposes commands
+/// such as [`Command::ExpireSession`].
 pub struct Table {
     rules: u32,
     last_token: u64,
@@ -63,8 +64,8 @@ pub struct Table {
     /// Number of closed holds and live requests with `keep_closed` (D4).
     closing: usize,
     stored_limits: usize,
-    /// Names whose waiters the current command may have unblocked: a request has left the name or was downgraded, or
-    /// the name's limit was set.
+    /// Names whose waiters the current command may have unblocked: a request has left the name or was
+    /// downgraded, or the name's limit was set.
     freed: Vec<Freed<NodeId>>,
     /// Names that earlier commands freed, and whose waiters the grant pass has not all visited yet.
     unpassed: Unpassed,
@@ -79,15 +80,15 @@ pub struct Table {
 impl Table {
     /// A table without history. Its first token is 1, unless [`Command::RaiseTokens`] comes first (T1).
     ///
-    /// `hash_seed` defends against clients that choose colliding names. It affects no result, so nodes may use
-    /// different seeds.
+    /// `hash_seed` defends against clients that choose colliding names. It affects no result, so nodes may
+    /// use different seeds.
     #[must_use]
     pub fn new(hash_seed: u64) -> Self {
         Self::with_rules(hash_seed, limits::RULES_VERSION)
     }
 
-    /// As [`Table::new`], with an older version of the rules: the newest one that all bootstrap members of a cluster
-    /// support, at most [`limits::RULES_VERSION`].
+    /// As [`Table::new`], with an older version of the rules: the newest one that all bootstrap members of a
+    /// cluster support, at most [`limits::RULES_VERSION`].
     #[must_use]
     pub fn with_rules(hash_seed: u64, rules: u32) -> Self {
         Self {
@@ -111,8 +112,8 @@ impl Table {
         }
     }
 
-    /// Applies one command and returns its reply. Appends its effects on other requests and sessions to `out`, in the
-    /// order of rule E1.
+    /// Applies one command and returns its reply. Appends its effects on other requests and sessions to
+    /// `out`, in the order of rule E1.
     ///
     /// After a reply of [`Rejection::UnknownRules`](crate::Rejection::UnknownRules) this node must stop.
     pub fn apply(&mut self, command: Command, out: &mut Effects) -> Reply {
@@ -144,8 +145,8 @@ impl Table {
         reply
     }
 
-    /// Applies a command, and then [`Command::Resume`] until there is no backlog. For a table with a single driver that
-    /// has no other work: unlike [`Table::apply`], its run time is not bounded (M2).
+    /// Applies a command, and then [`Command::Resume`] until there is no backlog. For a table with a single
+    /// driver that has no other work: unlike [`Table::apply`], its run time is not bounded (M2).
     pub fn apply_whole(&mut self, command: Command, out: &mut Effects) -> Reply {
         let reply = self.apply(command, out);
         while self.has_backlog() {
@@ -160,8 +161,8 @@ impl Table {
         self.last_token
     }
 
-    /// The size of all sessions and requests in bytes: an estimate of their memory that depends only on the replicated
-    /// state, so that it is the same on every node. [`limits::TABLE_BYTES_MAX`] limits it.
+    /// The size of all sessions and requests in bytes: an estimate of their memory that depends only on the
+    /// replicated state, so that it is the same on every node. [`limits::TABLE_BYTES_MAX`] limits it.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.requests.bytes() + self.sessions.bytes()
@@ -185,8 +186,8 @@ impl Table {
     }
 }
 
-/// The effects of one request's end, with the request's ticket: all ends of a command are sorted by ticket before
-/// they are appended to the effects (E1).
+/// The effects of one request's end, with the request's ticket: all ends of a command are sorted by ticket
+/// before they are appended to the effects (E1).
 struct EndOf {
     ticket: Ticket,
     ended: Option<Effect>,

@@ -1,7 +1,7 @@
 //! The tree of names in use, with an index that finds a name by one hash lookup.
 //!
-//! This module creates and removes nodes, and maintains the counters and indexes along a path. Nothing iterates in hash
-//! order: the hash is only for lookup, and order comes from tickets and names.
+//! This module creates and removes nodes, and maintains the counters and indexes along a path. Nothing
+//! iterates in hash order: the hash is only for lookup, and order comes from tickets and names.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -25,11 +25,11 @@ const NONE: NodeId = NodeId::MAX;
 
 /// A name that has a hold, a waiter or a limit (its number of permits), or a prefix of such a name.
 pub(super) struct NameNode {
-    /// The last segment of the name. The node's ancestors store the other segments, so a deep name costs only its own
-    /// length.
+    /// The last segment of the name. The node's ancestors store the other segments, so a deep name costs only
+    /// its own length.
     segment: Box<str>,
-    /// Hash of the whole name. Stored because growing the index needs the hash of every name: computing the hashes
-    /// again would read up to a million names that are spread over the memory.
+    /// Hash of the whole name. Stored because growing the index needs the hash of every name: computing the
+    /// hashes again would read up to a million names that are spread over the memory.
     hash: u32,
     parent: NodeId,
     first_child: NodeId,
@@ -50,7 +50,8 @@ pub(super) struct HoldsBelow {
     pub(super) unshared: u32,
 }
 
-/// Requests that wait strictly below a node, by ticket: a subtree request finds the first of them without a scan.
+/// Requests that wait strictly below a node, by ticket: a subtree request finds the first of them without a
+/// scan.
 #[derive(Default)]
 pub(super) struct WaitersBelow {
     shared: ByTicketBelow,
@@ -217,8 +218,8 @@ impl Names {
         &self.visits
     }
 
-    /// The only mutable access to a name's state. Any change may alter the name's limit (L3), so the old limit is
-    /// saved first if a snapshot is in progress.
+    /// The only mutable access to a name's state. Any change may alter the name's limit (L3), so the old
+    /// limit is saved first if a snapshot is in progress.
     pub(super) fn here_mut(&mut self, id: NodeId) -> &mut Here {
         self.visits.add(1);
         if let Some(walk) = &mut self.walk
@@ -241,8 +242,8 @@ impl Names {
     pub(super) fn walk_on(&mut self, pen: &mut SnapshotWriter<'_>) -> bool {
         let Some(mut walk) = self.walk.take() else { return true };
         while let Some(id) = walk.next(pen) {
-            // Nodes removed or inserted since the start need no extra check: `here_mut` has recorded every node whose
-            // limit may have changed.
+            // Nodes removed or inserted since the start need no extra check: `here_mut` has recorded every
+            // node whose limit may have changed.
             if let Some(node) = self.nodes.get(id as usize)
                 && let Some(limit) = node.here.limit()
             {
@@ -275,8 +276,8 @@ impl Names {
         })
     }
 
-    /// All nodes strictly below `top`, each once. The order differs between replicas, so only informational results may
-    /// depend on it.
+    /// All nodes strictly below `top`, each once. The order differs between replicas, so only informational
+    /// results may depend on it.
     pub(super) fn below(&self, top: NodeId) -> impl Iterator<Item = (NodeId, &NameNode)> {
         let mut at = self.nodes[top as usize].first_child;
         std::iter::from_fn(move || {
@@ -287,8 +288,8 @@ impl Names {
         })
     }
 
-    /// The names of at most so many segments, each once; see [`Names::below`] for the order. The nodes below them are not
-    /// visited.
+    /// The names of at most so many segments, each once; see [`Names::below`] for the order. The nodes below
+    /// them are not visited.
     pub(super) fn top(&self, segments: usize) -> impl Iterator<Item = (NodeId, usize)> {
         let (mut at, mut depth) = (self.first_root, 1);
         std::iter::from_fn(move || {
@@ -375,8 +376,8 @@ impl Names {
         self.get(id).waiting_below.as_ref().map(|below| below.of(shared))
     }
 
-    /// The nodes in `count` slab entries from index `from`, and the index after these, if any. A node never changes
-    /// its index.
+    /// The nodes in `count` slab entries from index `from`, and the index after these, if any. A node never
+    /// changes its index.
     pub(super) fn part(
         &self,
         from: usize,
@@ -387,22 +388,23 @@ impl Names {
         (nodes, (end < self.nodes.capacity()).then_some(end))
     }
 
-    /// All nodes, in the order of their ids, which differs between replicas: only for sums, sorting and checks.
+    /// All nodes, in the order of their ids, which differs between replicas: only for sums, sorting and
+    /// checks.
     pub(super) fn all(&self) -> impl Iterator<Item = (NodeId, &NameNode)> {
         self.nodes.iter().map(|(id, node)| (id as NodeId, node))
     }
 }
 
-/// Uses half of the hash, which suffices for lookup: of a million names, a few hundred have the same 32 bits as another
-/// name.
+/// Uses half of the hash, which suffices for lookup: of a million names, a few hundred have the same 32 bits
+/// as another name.
 fn hash(seed: u64, name: &str) -> u32 {
     let mut hasher = SipHasher13::new_with_keys(seed, !seed);
     hasher.write(name.as_bytes());
     hasher.finish() as u32
 }
 
-/// The index takes the bucket from the low bits of a 64-bit hash and the tag from the high ones, so both halves get
-/// the hash.
+/// The index takes the bucket from the low bits of a 64-bit hash and the tag from the high ones, so both
+/// halves get the hash.
 fn spread(hash: u32) -> u64 {
     u64::from(hash) << 32 | u64::from(hash)
 }

@@ -1,5 +1,5 @@
-//! The queue position and the holder that a reply contains (Q1). They are informational, so the search for them is
-//! bounded: a position may be a lower bound, and the holder may be missing (M2).
+//! The queue position and the holder that a reply contains (Q1). They are informational, so the search for
+//! them is bounded: a position may be a lower bound, and the holder may be missing (M2).
 
 use std::collections::BTreeSet;
 
@@ -20,12 +20,14 @@ impl Table {
         }
     }
 
-    /// The session of the live hold with the lowest token, among at most [`limits::HOLDER_LOOK_MAX`] conflicting holds.
+    /// The session of the live hold with the lowest token, among at most [`limits::HOLDER_LOOK_MAX`]
+    /// conflicting holds.
     fn conflicting_holder(&self, wanted: &Wanted<'_>) -> Option<SessionId> {
         let mut left = limits::HOLDER_LOOK_MAX;
         let mut lowest: Option<(Token, SessionId)> = None;
         let mut look = |here: &Here, classes: &[Class]| {
-            // Permits conflict by count (N2): a permit hold conflicts with a permit request only if no permit is left.
+            // Permits conflict by count (N2): a permit hold conflicts with a permit request only if no permit
+            // is left.
             let counted = wanted.kind == ModeKind::Permit && !self.is_full(here, wanted.of, Ticket(u64::MAX));
             for class in opposed(wanted.kind, classes).filter(|&class| !(counted && class == Class::Permit)) {
                 for (token, id) in here.holds_after(None, class, &self.requests) {
@@ -56,10 +58,10 @@ impl Table {
         self.requests[id as usize].owner.map(|owner| owner.session)
     }
 
-    /// Number of earlier waiters that overlap a request, where two shared requests don't count each other (Q1). Visits
-    /// at most [`limits::POSITION_LOOK_MAX`] waiters, so the number is a lower bound if there are more. For one name
-    /// without subtree, and without a `Crowd` above it, each class is counted separately: exactly if all its other
-    /// waiters are earlier, otherwise up to that bound.
+    /// Number of earlier waiters that overlap a request, where two shared requests don't count each other
+    /// (Q1). Visits at most [`limits::POSITION_LOOK_MAX`] waiters, so the number is a lower bound if there
+    /// are more. For one name without subtree, and without a `Crowd` above it, each class is counted
+    /// separately: exactly if all its other waiters are earlier, otherwise up to that bound.
     pub(super) fn queued_ahead(&self, wanted: &Wanted<'_>, ticket: Ticket) -> u64 {
         let left = limits::POSITION_LOOK_MAX;
         if let &[node] = wanted.nodes

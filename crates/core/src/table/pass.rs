@@ -1,9 +1,10 @@
 //! The grant pass of rule G1: finds the waiters that can be granted after requests have left their names.
 //!
-//! The pass visits waiters in ticket order, and only those that overlap a freed name and may have been blocked by the
-//! request that left the name. It merges *lanes*: a lane is the queue, sorted by ticket, of the waiters of one class at
-//! one name, or of the shared or unshared waiters strictly below a name. Once a request blocks all remaining waiters of
-//! a lane, the pass drops that lane. So its work is proportional to its grants, and limited by its budget.
+//! The pass visits waiters in ticket order, and only those that overlap a freed name and may have been
+//! blocked by the request that left the name. It merges *lanes*: a lane is the queue, sorted by ticket, of
+//! the waiters of one class at one name, or of the shared or unshared waiters strictly below a name. Once a
+//! request blocks all remaining waiters of a lane, the pass drops that lane. So its work is proportional to
+//! its grants, and limited by its budget.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -44,9 +45,9 @@ struct Pass {
 }
 
 impl Pass {
-    /// Drops the lanes of the node whose waiters all conflict with a request of this class at the node. The caller has
-    /// just visited that request: all waiters that are left have later tickets, so the request blocks them, whether it
-    /// was granted or still waits.
+    /// Drops the lanes of the node whose waiters all conflict with a request of this class at the node. The
+    /// caller has just visited that request: all waiters that are left have later tickets, so the request
+    /// blocks them, whether it was granted or still waits.
     fn leave_behind(&mut self, node: NodeId, class: Class) {
         for class in opposed(class.kind(), &Class::ALL) {
             self.open.remove(&(node, Lane::At(class)));
@@ -61,8 +62,8 @@ impl Pass {
 }
 
 impl Table {
-    /// Runs the grant pass over the names that the current command freed, then removes unused names. Work beyond the
-    /// budget is left to [`Command::Resume`](crate::Command::Resume).
+    /// Runs the grant pass over the names that the current command freed, then removes unused names. Work
+    /// beyond the budget is left to [`Command::Resume`](crate::Command::Resume).
     pub(super) fn pass_freed(&mut self, out: &mut Effects) {
         if self.freed.is_empty() {
             return;
@@ -76,8 +77,8 @@ impl Table {
         if let Some(passed) = passed {
             later.extend(freed.iter().map(|it| Freed { after: it.after.max(passed), ..*it }));
         }
-        // Sorted by name, not by the `NodeId` of the name: these ids differ between replicas if one was restored from a
-        // snapshot, and the order must not.
+        // Sorted by name, not by the `NodeId` of the name: these ids differ between replicas if one was
+        // restored from a snapshot, and the order must not.
         let mut named: Vec<Freed<LockName>> =
             later.iter().map(|it| it.named(self.names.name(it.name))).collect();
         named.sort_unstable();
@@ -124,8 +125,8 @@ impl Table {
         None
     }
 
-    /// Grants a waiter if it is not blocked, or removes it if its session has ended. Drops the lanes in which no later
-    /// waiter can be granted.
+    /// Grants a waiter if it is not blocked, or removes it if its session has ended. Drops the lanes in which
+    /// no later waiter can be granted.
     fn look_at(
         &mut self,
         id: RequestId,
@@ -167,9 +168,10 @@ impl Table {
         }
     }
 
-    /// Opens the lanes of a permit request that was just granted, at each of its names where more waiters for permits are
-    /// left than the bound of M2. There its grant may unblock one more waiter, although no request has left the name. No
-    /// other grant unblocks a waiter: a hold blocks the same requests as it did while it waited.
+    /// Opens the lanes of a permit request that was just granted, at each of its names where more waiters for
+    /// permits are left than the bound of M2. There its grant may unblock one more waiter, although no
+    /// request has left the name. No other grant unblocks a waiter: a hold blocks the same requests as it did
+    /// while it waited.
     fn look_behind_crowds(&self, id: RequestId, ticket: Ticket, pass: &mut Pass) {
         for &node in self.requests[id as usize].nodes.as_slice() {
             let waiting = self.names.get(node).here.waiting(Class::Permit);

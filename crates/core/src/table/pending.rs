@@ -1,13 +1,13 @@
-//! Queries of the leader: the states for which a new leader sets timers (D3), whether a request still waits, and the
-//! unconfirmed ends, which are sent again at every attach (R3).
+//! Queries of the leader: the states for which a new leader sets timers (D3), whether a request still waits,
+//! and the unconfirmed ends, which are sent again at every attach (R3).
 
 use super::Table;
 use super::request::RequestStage;
 use crate::reply::End;
 use crate::types::{Seq, SessionId, Token};
 
-/// A state that a timer of the leader ends. The table stores durations, not deadlines; the duration for a revoked hold
-/// is its session's ttl.
+/// A state that a timer of the leader ends. The table stores durations, not deadlines; the duration for a
+/// revoked hold is its session's ttl.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pending {
     /// A request that waits with a limit (W1).
@@ -38,9 +38,9 @@ pub enum Pending {
 }
 
 impl Table {
-    /// Returns some of the [`Pending`] states, in no particular order. Scans `places` slab entries from `cursor`
-    /// (initially 0) and returns the next cursor, `None` at the end. The calls from 0 to `None` return every such state
-    /// once if the table does not change between them.
+    /// Returns some of the [`Pending`] states, in no particular order. Scans `places` slab entries from
+    /// `cursor` (initially 0) and returns the next cursor, `None` at the end. The calls from 0 to `None`
+    /// return every such state once if the table does not change between them.
     pub fn pending_in_part(
         &self,
         cursor: u64,
@@ -61,15 +61,16 @@ impl Table {
         (pending, next.map(|next| next as u64))
     }
 
-    /// Whether a request of this session waits. Unlike [`Table::request`] this does not compute the queue position.
+    /// Whether a request of this session waits. Unlike [`Table::request`] this does not compute the queue
+    /// position.
     #[must_use]
     pub fn is_waiting(&self, session: SessionId, seq: Seq) -> bool {
         let live = self.sessions.get(session).and_then(|it| it.live.get(&seq));
         live.is_some_and(|&id| matches!(self.requests[id as usize].stage, RequestStage::Waiting { .. }))
     }
 
-    /// Requests of a session that ended without a command of its client, and whose end no `Finish` has confirmed (R3):
-    /// those with a seq above `after`, in order.
+    /// Requests of a session that ended without a command of its client, and whose end no `Finish` has
+    /// confirmed (R3): those with a seq above `after`, in order.
     pub fn unconfirmed_ends(&self, session: SessionId, after: Seq) -> impl Iterator<Item = (Seq, End)> {
         self.sessions.get(session).into_iter().flat_map(move |session| session.unconfirmed_ends(after))
     }

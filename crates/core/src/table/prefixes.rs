@@ -24,8 +24,9 @@ impl Table {
         PrefixLoad { prefix: prefix.clone(), holds, waiters }
     }
 
-    /// The names in use, joined by their first segments: names of fewer stand for themselves only. In no particular order. The
-    /// work is bounded by `places`, a number of names and prefixes, so some may be missing.
+    /// The names in use, joined by their first segments: names of fewer stand for themselves only. In no
+    /// particular order. The work is bounded by `places`, a number of names and prefixes, so some may be
+    /// missing.
     #[must_use]
     pub fn loads(&self, segments: usize, places: usize) -> Vec<PrefixLoad> {
         let top = self.names.top(segments).take(places);

@@ -64,9 +64,9 @@ pub(super) struct Extras {
 const REQUEST_BYTES: usize = 192;
 const SEGMENT_BYTES: usize = 96;
 
-/// Accounted size in bytes of a request with these names. Every request is charged for the prefixes of its names,
-/// although the tree stores a prefix once for all requests: so a request's accounted size does not depend on other
-/// requests.
+/// Accounted size in bytes of a request with these names. Every request is charged for the prefixes of its
+/// names, although the tree stores a prefix once for all requests: so a request's accounted size does not
+/// depend on other requests.
 pub(super) fn base_bytes(names: &[LockName]) -> u32 {
     let names = names.iter().map(|name| name.segments() * SEGMENT_BYTES + name.as_str().len());
     (REQUEST_BYTES + names.sum::<usize>()) as u32
@@ -142,8 +142,9 @@ impl RequestEntry {
     }
 }
 
-/// Inserts into a slab that grows by an eighth instead of doubling: doubling would exceed the memory limit (300 bytes
-/// per held lock) just after growth. Moving a large slab is cheap, because the operating system remaps it.
+/// Inserts into a slab that grows by an eighth instead of doubling: doubling would exceed the memory limit
+/// (300 bytes per held lock) just after growth. Moving a large slab is cheap, because the operating system
+/// remaps it.
 pub(super) fn insert<T>(slab: &mut Slab<T>, item: T) -> u32 {
     if slab.len() == slab.capacity() {
         slab.reserve_exact((slab.len() / 8).max(16));

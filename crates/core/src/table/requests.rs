@@ -13,9 +13,9 @@ use super::work::Visits;
 use crate::name::LockName;
 use crate::snapshot::items::put_request;
 
-/// The requests of a table. They are read by index and changed only through these methods, which save the old state
-/// for a snapshot in progress and record the changed names for watchers. That is why the changing methods take
-/// `names`.
+/// The requests of a table. They are read by index and changed only through these methods, which save the old
+/// state for a snapshot in progress and record the changed names for watchers. That is why the changing
+/// methods take `names`.
 #[derive(Default)]
 pub(super) struct Requests {
     slab: Slab<RequestEntry>,
@@ -28,8 +28,8 @@ pub(super) struct Requests {
     usage_in_all: Usage,
     /// Names whose requests or limits have changed; `None` without a watcher.
     changes: Option<BTreeSet<LockName>>,
-    /// The name that was returned last. The next call continues after it, so that a name that changes constantly
-    /// doesn't starve the others.
+    /// The name that was returned last. The next call continues after it, so that a name that changes
+    /// constantly doesn't starve the others.
     taken: Option<LockName>,
 }
 
@@ -47,7 +47,8 @@ impl Requests {
         self.slab.len()
     }
 
-    /// All requests, in the order of their ids, which differs between replicas: only for sums, sorting and checks.
+    /// All requests, in the order of their ids, which differs between replicas: only for sums, sorting and
+    /// checks.
     pub(super) fn iter(&self) -> impl Iterator<Item = (RequestId, &RequestEntry)> {
         self.slab.iter().map(|(id, request)| (id as RequestId, request))
     }
@@ -69,8 +70,8 @@ impl Requests {
         let id = insert(&mut self.slab, request);
         self.note(id, names);
         if let Some(walk) = &mut self.walk {
-            // There is no old state to save, since the slab entry was vacant. `note` makes the iterator skip the new
-            // request.
+            // There is no old state to save, since the slab entry was vacant. `note` makes the iterator skip
+            // the new request.
             walk.note(id);
         }
         id

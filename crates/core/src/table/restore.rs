@@ -1,13 +1,13 @@
 //! Restores a table from a snapshot: from its stream, piece by piece, or from plain data.
 //!
-//! Snapshot items (sessions, requests, limits) go directly into the table as they arrive, in any order, without an
-//! intermediate copy. Steps that need all items run at the end: linking requests to their sessions, and the search
-//! for duplicates.
+//! Snapshot items (sessions, requests, limits) go directly into the table as they arrive, in any order,
+//! without an intermediate copy. Steps that need all items run at the end: linking requests to their
+//! sessions, and the search for duplicates.
 //!
-//! All properties that the table's code relies on are checked: numbers against the counters, uniqueness, and consistent
-//! references. The lock rules are not checked again, because the digest shows that the holds are those that were
-//! written. Of the limits (M1), only those on names, tokens and permits are checked: a version with lower limits must
-//! read the snapshots of older versions.
+//! All properties that the table's code relies on are checked: numbers against the counters, uniqueness, and
+//! consistent references. The lock rules are not checked again, because the digest shows that the holds are
+//! those that were written. Of the limits (M1), only those on names, tokens and permits are checked: a
+//! version with lower limits must read the snapshots of older versions.
 
 use super::Table;
 use super::crowd::{Class, Limit};
@@ -29,11 +29,12 @@ fn refuse<T>(why: impl Into<String>) -> Result<T, SnapshotError> {
     Err(SnapshotError(why.into()))
 }
 
-/// Upper bound for counters in a snapshot: far above any value that a table can reach, and low enough that incrementing
-/// can't overflow.
+/// Upper bound for counters in a snapshot: far above any value that a table can reach, and low enough that
+/// incrementing can't overflow.
 const COUNTER_MAX: u64 = 1 << 62;
 
-/// Builds a table from a stream that [`Table::snapshot_piece`] or [`Snapshot::encode`] wrote, as its bytes arrive.
+/// Builds a table from a stream that [`Table::snapshot_piece`] or [`Snapshot::encode`] wrote, as its bytes
+/// arrive.
 ///
 /// Stores only the table and at most one incomplete item.
 pub struct Restorer {
@@ -52,7 +53,8 @@ impl Restorer {
     /// Reads the next bytes of the stream, split at any position.
     ///
     /// # Errors
-    /// [`SnapshotError`] as soon as the bytes can't be part of a valid snapshot. Every later call returns the same error.
+    /// [`SnapshotError`] as soon as the bytes can't be part of a valid snapshot. Every later call returns the
+    /// same error.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), SnapshotError> {
         if let Some(why) = &self.failed {
             return Err(why.clone());
@@ -282,8 +284,8 @@ impl Table {
         Ok(())
     }
 
-    /// Links the requests to their sessions. Sorts the requests first, so that each session's map is built at once,
-    /// with densely filled B-tree nodes.
+    /// Links the requests to their sessions. Sorts the requests first, so that each session's map is built at
+    /// once, with densely filled B-tree nodes.
     fn give_sessions_their_requests(&mut self) -> Result<(), SnapshotError> {
         let owned = self.requests.iter().filter_map(|(id, request)| Some((request.owner?, id)));
         let mut owned: Vec<(SessionId, Seq, RequestId)> =

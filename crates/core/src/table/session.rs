@@ -1,5 +1,5 @@
-//! A session with its live requests and kept answers (P7), and the store of all sessions, with change tracking for
-//! snapshots.
+//! A session with its live requests and kept answers (P7), and the store of all sessions, with change
+//! tracking for snapshots.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Deref, DerefMut};
@@ -26,18 +26,20 @@ pub(super) struct TableSession {
     pub(super) done_through: Seq,
     pub(super) live: BTreeMap<Seq, RequestId>,
     kept: BTreeMap<Seq, KeptReply>,
-    /// `(until, seq)` of every kept answer that has an `until`: a rising `done_through` drops them in this order.
+    /// `(until, seq)` of every kept answer that has an `until`: a rising `done_through` drops them in this
+    /// order.
     by_until: BTreeSet<(Seq, Seq)>,
     /// Seqs of the kept answers without an `until`: ends that the client has not confirmed.
     unconfirmed: BTreeSet<Seq>,
     /// Total length of the names in kept answers.
     kept_name_bytes: u64,
-    /// The lock-delay of the session's holds in milliseconds, once the session has ended and until its requests and
-    /// answers are removed. `None` while it is live.
+    /// The lock-delay of the session's holds in milliseconds, once the session has ended and until its
+    /// requests and answers are removed. `None` while it is live.
     ending: Option<u64>,
 }
 
-/// Accounted size in bytes of a session without its label and identity; the next constant is that of a kept answer.
+/// Accounted size in bytes of a session without its label and identity; the next constant is that of a kept
+/// answer.
 pub(super) const SESSION_BYTES: u64 = 512;
 pub(super) const KEPT_BYTES: u64 = 160;
 
@@ -141,8 +143,8 @@ impl TableSession {
         (!is_confirmed).then_some((kept.fingerprint, &kept.reply))
     }
 
-    /// Returns the end of a request that is no longer live, for the `Finish` with seq `by`. The kept answer is then
-    /// kept at least until the client has confirmed that `Finish` (R3).
+    /// Returns the end of a request that is no longer live, for the `Finish` with seq `by`. The kept answer
+    /// is then kept at least until the client has confirmed that `Finish` (R3).
     pub(super) fn finish_kept(&mut self, target: Seq, by: Seq) -> End {
         if self.kept(target).is_none() {
             return End::Gone;
@@ -160,8 +162,8 @@ impl TableSession {
         self.kept.len()
     }
 
-    /// Whether the session has the maximum number of kept answers. Returns false while confirmed answers are still
-    /// kept: they don't count, since later commands drop them.
+    /// Whether the session has the maximum number of kept answers. Returns false while confirmed answers are
+    /// still kept: they don't count, since later commands drop them.
     pub(super) fn keeps_too_many(&self) -> bool {
         self.kept.len() >= limits::KEPT_ANSWERS_MAX && !self.has_confirmed()
     }
@@ -175,7 +177,8 @@ impl TableSession {
         })
     }
 
-    /// Restores a session; `ending` is the lock-delay of its holds if it had ended. Its requests are added later.
+    /// Restores a session; `ending` is the lock-delay of its holds if it had ended. Its requests are added
+    /// later.
     pub(super) fn restore(state: SessionState, ending: Option<u64>) -> Self {
         let mut session = Self::new(crate::OpenSession {
             secret_hash: state.secret_hash,
@@ -237,8 +240,8 @@ fn name_bytes(reply: &Reply) -> u64 {
     }
 }
 
-/// The sessions of a table: live ones, and ended ones that still have requests or answers. They are changed only
-/// through these methods, which save the old state for a snapshot in progress.
+/// The sessions of a table: live ones, and ended ones that still have requests or answers. They are changed
+/// only through these methods, which save the old state for a snapshot in progress.
 #[derive(Default)]
 pub(super) struct Sessions {
     by_id: BTreeMap<SessionId, TableSession>,
@@ -353,8 +356,8 @@ impl Sessions {
         Some(SessionMut { id, session, bytes, bytes_before, accounts, forgetting })
     }
 
-    /// Adds a session; returns true if the id is new. A snapshot in progress ignores the session, since its id is
-    /// above the iterator's range.
+    /// Adds a session; returns true if the id is new. A snapshot in progress ignores the session, since its
+    /// id is above the iterator's range.
     pub(super) fn insert(&mut self, id: SessionId, mut session: TableSession) -> bool {
         self.bytes += session.bytes();
         session.account = self.accounts.add(&session.identity, session.bytes(), session.ending.is_none());
@@ -367,8 +370,8 @@ impl Sessions {
         self.by_id.insert(id, session).is_none()
     }
 
-    /// Ends a live session and returns the hash of its secret. For all later commands the session is gone; its
-    /// requests are removed in pieces.
+    /// Ends a live session and returns the hash of its secret. For all later commands the session is gone;
+    /// its requests are removed in pieces.
     pub(super) fn end(&mut self, id: SessionId, expired: bool) -> Option<[u8; 32]> {
         let mut session = self.get_mut(id)?;
         session.ending = Some(if expired { session.lock_delay_ms } else { 0 });
@@ -393,9 +396,9 @@ impl Sessions {
         }
     }
 
-    /// Takes the next request of an ending session; also returns the lock-delay of the session in milliseconds. Removes
-    /// sessions that have no requests left, with their kept answers. `None` if no request is left, or if the budget is
-    /// spent.
+    /// Takes the next request of an ending session; also returns the lock-delay of the session in
+    /// milliseconds. Removes sessions that have no requests left, with their kept answers. `None` if no
+    /// request is left, or if the budget is spent.
     pub(super) fn pop_ending(&mut self, budget: &mut Budget) -> Option<(SessionId, RequestId, u64)> {
         while !budget.is_spent()
             && let Some(&id) = self.ending.first()
@@ -450,7 +453,8 @@ impl Sessions {
         }
     }
 
-    /// Starts the snapshot iterator over the sessions with ids up to `last`; sessions with higher ids will be new.
+    /// Starts the snapshot iterator over the sessions with ids up to `last`; sessions with higher ids will be
+    /// new.
     pub(super) fn begin_walk(&mut self, last: SessionId) {
         self.walk = Some(Box::new(SessionsCursor::new(last)));
     }

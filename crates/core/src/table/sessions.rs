@@ -34,8 +34,8 @@ impl Table {
         Reply::Opened { session }
     }
 
-    /// The reply to an opening whose secret is that of a live session: a repeat has the same identity (S4) and the same
-    /// times (S1), since its client would count on the times that it asked for.
+    /// The reply to an opening whose secret is that of a live session: a repeat has the same identity (S4)
+    /// and the same times (S1), since its client would count on the times that it asked for.
     fn opened_before(&self, session: SessionId, open: &OpenSession) -> Reply {
         if !self.admits(session, &open.identity) {
             return Reply::Refused(Rejection::OtherIdentity { session });
@@ -54,8 +54,8 @@ impl Table {
         }
     }
 
-    /// Whether a client with this identity, which knows the secret, may use the session (S4): its own, or one that was
-    /// opened without an identity. False if the session isn't live.
+    /// Whether a client with this identity, which knows the secret, may use the session (S4): its own, or one
+    /// that was opened without an identity. False if the session isn't live.
     #[must_use]
     pub fn admits(&self, session: SessionId, identity: &str) -> bool {
         let session = self.sessions.get(session);
@@ -80,8 +80,8 @@ impl Table {
         self.sessions.get(session).is_some_and(|session| seq <= session.highest)
     }
 
-    /// Ends a session and all its requests. Work beyond the bound of a command is left as a backlog. Lock-delay
-    /// applies only if the session `expired` (S3).
+    /// Ends a session and all its requests. Work beyond the bound of a command is left as a backlog.
+    /// Lock-delay applies only if the session `expired` (S3).
     pub(super) fn end_session(&mut self, id: SessionId, expired: bool, out: &mut Effects) -> Reply {
         let Some(secret_hash) = self.sessions.end(id, expired) else { return Reply::SessionGone };
         self.by_secret.remove(&secret_hash);
@@ -102,8 +102,8 @@ impl Table {
         tell_ends(ends, out);
     }
 
-    /// Removes a waiter of an ended session that [`Table::end_ending`] has not removed yet. Called when the grant pass
-    /// visits the waiter.
+    /// Removes a waiter of an ended session that [`Table::end_ending`] has not removed yet. Called when the
+    /// grant pass visits the waiter.
     pub(super) fn end_of_ending(&mut self, owner: Owner, id: RequestId) {
         self.sessions.forget_request(owner);
         let closed = self.end_request(id, 0);

@@ -1,12 +1,13 @@
-//! Snapshots of the table: as plain data at once, or in pieces by a snapshot iterator while commands are applied
-//! between the pieces.
+//! Snapshots of the table: as plain data at once, or in pieces by a snapshot iterator while commands are
+//! applied between the pieces.
 //!
-//! The iterator (`SnapshotIterator`) writes every entry in its state at the start of the snapshot. It writes requests
-//! and limits in the order of their indexes in the slabs, so readers of the stream must sort them by ticket and name.
-//! Before a command changes an entry that the iterator has not reached, the entry's store (`requests`, `session`,
-//! `names`, `work`) encodes the old state into a copy-on-write buffer (`copy_on_write`), which is written out later. An
-//! entry is saved at most once per snapshot, and a command changes a bounded number of entries (M2), so the cost for
-//! one command is bounded. A session with all its kept answers is one entry.
+//! The iterator (`SnapshotIterator`) writes every entry in its state at the start of the snapshot. It writes
+//! requests and limits in the order of their indexes in the slabs, so readers of the stream must sort them by
+//! ticket and name. Before a command changes an entry that the iterator has not reached, the entry's store
+//! (`requests`, `session`, `names`, `work`) encodes the old state into a copy-on-write buffer
+//! (`copy_on_write`), which is written out later. An entry is saved at most once per snapshot, and a command
+//! changes a bounded number of entries (M2), so the cost for one command is bounded. A session with all its
+//! kept answers is one entry.
 
 use super::Table;
 use super::copy_on_write::SnapshotWriter;
@@ -26,8 +27,8 @@ pub enum SnapshotProgress {
         /// The table's [`Snapshot::digest`] at the start of the snapshot.
         digest: u128,
     },
-    /// No snapshot is in progress, and nothing was written. A driver gets this result too if it has replaced the table
-    /// by a restored one during a snapshot.
+    /// No snapshot is in progress, and nothing was written. A driver gets this result too if it has replaced
+    /// the table by a restored one during a snapshot.
     NoWalk,
 }
 
@@ -44,8 +45,9 @@ pub(super) struct SnapshotIterator {
 }
 
 impl Table {
-    /// Begins a snapshot of the current state, written in pieces while commands are applied. Takes a few microseconds,
-    /// and one bit of memory per slab entry of requests and names until the snapshot is complete.
+    /// Begins a snapshot of the current state, written in pieces while commands are applied. Takes a few
+    /// microseconds, and one bit of memory per slab entry of requests and names until the snapshot is
+    /// complete.
     ///
     /// # Errors
     /// [`SnapshotUnderWay`] if a snapshot is already in progress; it continues unchanged.
@@ -61,11 +63,11 @@ impl Table {
         Ok(())
     }
 
-    /// Appends the next piece of the snapshot stream to `out`: about `budget_items` items, where 0 counts as 1. A long
-    /// item counts as several (one for each name, each kept answer and each 128 bytes), and 16 slab entries that are
-    /// skipped or vacant count as one item, so that all pieces take about the same time: a millisecond for a budget of
-    /// 5,000 (figures in docs/benchmarks.md). Items are not split: a session with very many kept answers is written at
-    /// once, and so are 64 KiB of saved old states.
+    /// Appends the next piece of the snapshot stream to `out`: about `budget_items` items, where 0 counts
+    /// as 1. A long item counts as several (one for each name, each kept answer and each 128 bytes), and 16
+    /// slab entries that are skipped or vacant count as one item, so that all pieces take about the same
+    /// time: a millisecond for a budget of 5,000 (figures in docs/benchmarks.md). Items are not split: a
+    /// session with very many kept answers is written at once, and so are 64 KiB of saved old states.
     ///
     /// A [`Restorer`](crate::Restorer) and [`Snapshot::decode`] read the concatenation of all pieces.
     pub fn snapshot_piece(&mut self, budget_items: usize, out: &mut Vec<u8>) -> SnapshotProgress {

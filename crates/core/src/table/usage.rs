@@ -1,4 +1,5 @@
-//! What the sessions of one identity have in the table. Derived from the sessions and requests: not in snapshots.
+//! What the sessions of one identity have in the table. Derived from the sessions and requests: not in
+//! snapshots.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -91,7 +92,8 @@ impl Usage {
 pub(super) struct AccountId(NonZeroU32);
 
 impl AccountId {
-    /// Of requests whose session is not restored yet, and of restored closed holds: a snapshot does not say whose they were.
+    /// Of requests whose session is not restored yet, and of restored closed holds: a snapshot does not say
+    /// whose they were.
     pub(super) const UNKNOWN: Self = Self(NonZeroU32::MIN);
 
     fn of_entry(entry: usize) -> Self {
@@ -210,9 +212,10 @@ impl RequestUsage {
 }
 
 impl Table {
-    /// What the sessions of an identity have; the empty identity is that of clients that the service does not know.
-    /// Closed holds count for the identity whose session held them, as requests, names and bytes. A snapshot does not
-    /// contain that identity, so the closed holds of a restored table are in [`Table::usage_in_all`] only.
+    /// What the sessions of an identity have; the empty identity is that of clients that the service does not
+    /// know. Closed holds count for the identity whose session held them, as requests, names and bytes. A
+    /// snapshot does not contain that identity, so the closed holds of a restored table are in
+    /// [`Table::usage_in_all`] only.
     #[must_use]
     pub fn usage(&self, identity: &str) -> Usage {
         let id = self.sessions.accounts().by_identity.get(identity);

@@ -1,10 +1,11 @@
 //! Bounds on the work of a command, and the backlog that commands leave (M2).
 //!
-//! The work of a command itself is bounded by the lengths of its names. Three consequences are not: the end of a
-//! session ends all its requests, an ended request may unblock many waiters, and a client may confirm many answers at
-//! once. A command does a bounded part of each ([`limits::WORK_PER_COMMAND_MAX`],
-//! [`limits::FORGOTTEN_PER_COMMAND_MAX`]) and stores the rest, which [`Command::Resume`] continues. The backlog delays
-//! grants but never reorders them: a waiter that could be granted still blocks every later conflicting request.
+//! The work of a command itself is bounded by the lengths of its names. Three consequences are not: the end
+//! of a session ends all its requests, an ended request may unblock many waiters, and a client may confirm
+//! many answers at once. A command does a bounded part of each ([`limits::WORK_PER_COMMAND_MAX`],
+//! [`limits::FORGOTTEN_PER_COMMAND_MAX`]) and stores the rest, which [`Command::Resume`] continues. The
+//! backlog delays grants but never reorders them: a waiter that could be granted still blocks every later
+//! conflicting request.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -32,15 +33,15 @@ impl Visits {
     }
 }
 
-/// A name whose waiters may have been unblocked: a request that held it or waited for it has ended or was downgraded,
-/// or the name's limit was set.
+/// A name whose waiters may have been unblocked: a request that held it or waited for it has ended or was
+/// downgraded, or the name's limit was set.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Freed<N> {
     pub(super) name: N,
     /// Whether that request covered the subtree.
     pub(super) subtree: bool,
-    /// The mode in which that request held or waited; permit if the limit was set. A shared request did not block other
-    /// shared ones.
+    /// The mode in which that request held or waited; permit if the limit was set. A shared request did not
+    /// block other shared ones.
     pub(super) kind: ModeKind,
     /// Waiters up to this ticket need no visit: the request did not block them, or they were visited since.
     pub(super) after: Ticket,
@@ -72,9 +73,9 @@ impl Budget {
 /// The freed names whose grant pass (G1) has not run or not completed, in the order in which it will run.
 #[derive(Default)]
 pub(super) struct Unpassed {
-    /// The freed names, by consecutive numbers. Stores names instead of `NodeId`s, because a node is removed from the
-    /// tree of names once its name is unused. Numbering restarts at 0 whenever the map is empty, so that a replica
-    /// restored from a snapshot assigns the same numbers.
+    /// The freed names, by consecutive numbers. Stores names instead of `NodeId`s, because a node is removed
+    /// from the tree of names once its name is unused. Numbering restarts at 0 whenever the map is empty, so
+    /// that a replica restored from a snapshot assigns the same numbers.
     names: BTreeMap<u64, Freed<LockName>>,
     walk: Option<Box<FreedCursor>>,
 }
@@ -148,32 +149,32 @@ impl Freed<LockName> {
 }
 
 impl Table {
-    /// Whether earlier commands left work for [`Command::Resume`]. The table's driver must apply that command until
-    /// this method returns false. Until then, requests that could be granted may still wait, and requests of ended
-    /// sessions may still exclude others.
+    /// Whether earlier commands left work for [`Command::Resume`]. The table's driver must apply that command
+    /// until this method returns false. Until then, requests that could be granted may still wait, and
+    /// requests of ended sessions may still exclude others.
     #[must_use]
     pub fn has_backlog(&self) -> bool {
         !self.unpassed.is_empty() || self.sessions.has_backlog()
     }
 
-    /// Number of entries visited since the table was created: names, requests, waiters and holds. One command adds at
-    /// most [`Command::visits_max`].
+    /// Number of entries visited since the table was created: names, requests, waiters and holds. One command
+    /// adds at most [`Command::visits_max`].
     #[must_use]
     pub fn visits(&self) -> u64 {
         self.names.visits().0.get().wrapping_add(self.requests.visits().0.get())
     }
 
-    /// Replaces [`limits::WORK_PER_COMMAND_MAX`] by another bound, at least 1: with a low one, tests and the simulator
-    /// create a backlog from few requests. The bound decides which command grants which request, so it must be the same
-    /// on every replica.
+    /// Replaces [`limits::WORK_PER_COMMAND_MAX`] by another bound, at least 1: with a low one, tests and the
+    /// simulator create a backlog from few requests. The bound decides which command grants which request, so
+    /// it must be the same on every replica.
     #[must_use]
     pub fn with_work_max(mut self, names: usize) -> Self {
         self.work_max = names.max(1);
         self
     }
 
-    /// Replaces [`limits::PERMIT_WAITERS_PASSED_MAX`] by another bound, under the same condition. With a low one, tests
-    /// reach it with few requests.
+    /// Replaces [`limits::PERMIT_WAITERS_PASSED_MAX`] by another bound, under the same condition. With a low
+    /// one, tests reach it with few requests.
     #[must_use]
     pub fn with_permit_waiters_passed_max(mut self, waiters: usize) -> Self {
         self.permit_waiters_passed_max = waiters;
@@ -186,8 +187,8 @@ impl Table {
         self.permit_waiters_passed_max
     }
 
-    /// Does a part of the backlog: drops confirmed answers, then removes ended sessions, then selects freed names for
-    /// the grant pass, which runs after the command.
+    /// Does a part of the backlog: drops confirmed answers, then removes ended sessions, then selects freed
+    /// names for the grant pass, which runs after the command.
     pub(super) fn resume(&mut self, out: &mut Effects) -> Reply {
         self.sessions.forget_some();
         self.end_ending(&mut Budget::new(self.work_max), out);
@@ -210,12 +211,13 @@ impl Table {
         std::iter::once(name.as_str()).chain(above).find_map(|name| self.names.find(name))
     }
 
-    /// Records that a request leaves its names or is downgraded, so that the grant pass visits the waiters there.
+    /// Records that a request leaves its names or is downgraded, so that the grant pass visits the waiters
+    /// there.
     pub(super) fn free(&mut self, id: RequestId) {
         let request = &self.requests[id as usize];
         // The request blocked only requests with later tickets, since no request is granted past an earlier
-        // conflicting waiter. Permits are the exception: after the limit was lowered, a permit hold also counts
-        // against earlier waiters (L4).
+        // conflicting waiter. Permits are the exception: after the limit was lowered, a permit hold also
+        // counts against earlier waiters (L4).
         let after = if request.kind == ModeKind::Permit { Ticket(0) } else { request.ticket };
         let freed = Freed { name: (), subtree: request.subtree, kind: request.kind, after };
         self.freed.extend(request.nodes.as_slice().iter().map(|&node| freed.named(node)));
@@ -223,9 +225,10 @@ impl Table {
 }
 
 impl Command {
-    /// Maximum number of table entries that this command visits, independent of the table's contents (M2): a multiple
-    /// of the segments of its names, plus the bound on work for other requests, [`limits::WORK_PER_COMMAND_MAX`]. A
-    /// command that refers to a request by seq or token is charged for the longest possible list of names.
+    /// Maximum number of table entries that this command visits, independent of the table's contents (M2): a
+    /// multiple of the segments of its names, plus the bound on work for other requests,
+    /// [`limits::WORK_PER_COMMAND_MAX`]. A command that refers to a request by seq or token is charged for
+    /// the longest possible list of names.
     #[must_use]
     pub fn visits_max(&self) -> u64 {
         self.visits_max_with(limits::WORK_PER_COMMAND_MAX)

@@ -84,7 +84,8 @@ fn of_session(state: &SessionState, now: &Snapshot, all: &mut Vec<Command>) {
     let session = state.id;
     let (seq, none) = (Seq(state.highest.0 + 1), Seq(0));
     all.extend(ACQUIRES.iter().map(|letter| acquire(session, seq, none, *letter)));
-    // An acquire with seq 1, which confirms all answers. It is a repetition unless the session has sent nothing yet.
+    // An acquire with seq 1, which confirms all answers. It is a repetition unless the session has sent
+    // nothing yet.
     all.push(acquire(session, Seq(1), state.highest, ACQUIRES[0]));
     // Finishes every target: live, ended, refused, dropped, and one never seen.
     for target in 1..=seq.0 + 1 {
@@ -105,8 +106,8 @@ fn of_session(state: &SessionState, now: &Snapshot, all: &mut Vec<Command>) {
     all.push(Command::ExpireSession { session });
 }
 
-/// Commands of the leader: those that name a token, with every token of a hold or closed hold, applicable or not; and
-/// the expiry of a session that never existed.
+/// Commands of the leader: those that name a token, with every token of a hold or closed hold, applicable or
+/// not; and the expiry of a session that never existed.
 fn of_leader(now: &Snapshot, all: &mut Vec<Command>) {
     for token in live_tokens(now) {
         all.push(Command::EndDelay { token });

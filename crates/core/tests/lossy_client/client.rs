@@ -1,4 +1,5 @@
-//! An honest client: the commands that it has sent, the answers received, and the seq up to which it may confirm.
+//! An honest client: the commands that it has sent, the answers received, and the seq up to which it may
+//! confirm.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -43,8 +44,8 @@ impl Client {
         self.last
     }
 
-    /// The seq up to which the client may confirm: an acquire counts as answered after any answer or effect for it
-    /// (R2), another command after its answer.
+    /// The seq up to which the client may confirm: an acquire counts as answered after any answer or effect
+    /// for it (R2), another command after its answer.
     fn done_through(&mut self) -> Seq {
         let unheard = self.sent.iter().find(|(_, sent)| match sent {
             Sent::Acquire { heard, .. } => *heard == Heard::Nothing,
@@ -89,8 +90,8 @@ impl Client {
         self.change(Seq(0), true)
     }
 
-    /// Seqs of acquires without a `Finish`, in any state. Acquires that were busy or refused are excluded: their answer
-    /// was final at once, so there is no request to end.
+    /// Seqs of acquires without a `Finish`, in any state. Acquires that were busy or refused are excluded:
+    /// their answer was final at once, so there is no request to end.
     pub(crate) fn without_finish(&self) -> Vec<Seq> {
         let open = |sent: &Sent| match sent {
             Sent::Acquire { finish: None, heard, .. } => *heard != Heard::Over(End::NotAcquired),
@@ -191,8 +192,8 @@ impl Client {
         let Some(Sent::Acquire { heard, .. }) = self.sent.get_mut(&seq) else {
             return Err(format!("{}/{seq} is no acquire of this client", self.session));
         };
-        // The client has confirmed the refusal of this acquire, so the table may have dropped the refusal; a `Finish`
-        // that was in flight then returns `gone` (R3).
+        // The client has confirmed the refusal of this acquire, so the table may have dropped the refusal; a
+        // `Finish` that was in flight then returns `gone` (R3).
         if *heard == Heard::Over(End::NotAcquired) && end == End::Gone && seq <= self.confirmed {
             return Ok(());
         }

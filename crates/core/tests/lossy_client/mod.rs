@@ -1,8 +1,9 @@
-//! Honest clients on a network that loses, duplicates and delays frames, and an observer of the actual outcomes.
+//! Honest clients on a network that loses, duplicates and delays frames, and an observer of the actual
+//! outcomes.
 //!
-//! A client sends its commands in the order of their seqs, raises `done_through` only over received answers, and after
-//! a broken stream repeats all unresolved commands in order. The network may lose any frame, answer or effect, and may
-//! deliver any earlier frame again at any time. The observer checks P7 on each answer.
+//! A client sends its commands in the order of their seqs, raises `done_through` only over received answers,
+//! and after a broken stream repeats all unresolved commands in order. The network may lose any frame, answer
+//! or effect, and may deliver any earlier frame again at any time. The observer checks P7 on each answer.
 
 mod client;
 mod observer;
@@ -191,8 +192,8 @@ impl World {
         self.clients[client].stream.push_back(command);
     }
 
-    /// Applies a command to the table. `answers`: the client that receives the reply, if any. `effects_heard`: whether
-    /// the clients receive the effects on their sessions.
+    /// Applies a command to the table. `answers`: the client that receives the reply, if any.
+    /// `effects_heard`: whether the clients receive the effects on their sessions.
     fn deliver(
         &mut self,
         command: &Command,
@@ -218,7 +219,8 @@ impl World {
         Ok(())
     }
 
-    /// Opens a new stream: the service sends unconfirmed ends, and the client repeats its unresolved commands.
+    /// Opens a new stream: the service sends unconfirmed ends, and the client repeats its unresolved
+    /// commands.
     fn reattach(&mut self, client: usize) {
         let attached = &mut self.clients[client];
         attached.stream.clear();
@@ -265,8 +267,8 @@ impl World {
         self.deliver(&Command::Break(order), None, !pick.is_multiple_of(3))
     }
 
-    /// The network recovers: every client attaches and finishes its requests; then all old frames arrive again, in an
-    /// order that `shuffle` selects. No request may be left before or after that.
+    /// The network recovers: every client attaches and finishes its requests; then all old frames arrive
+    /// again, in an order that `shuffle` selects. No request may be left before or after that.
     pub(crate) fn settle(&mut self, shuffle: u64) -> Result<(), String> {
         for _ in 0..2 {
             for client in 0..self.clients.len() {

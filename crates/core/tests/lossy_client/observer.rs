@@ -63,8 +63,9 @@ impl Observer {
             Reply::Queued { .. } | Reply::Granted(_) => {
                 return Err(format!("P7: {session}/{seq} was answered {reply:?} though {fate:?}"));
             }
-            // A request refused with `TooManyKeptAnswers` keeps no answer, so its retry is answered `gone` and not as
-            // refused (R6). No client here reaches that limit, so this arm need not distinguish it.
+            // A request refused with `TooManyKeptAnswers` keeps no answer, so its retry is answered `gone`
+            // and not as refused (R6). No client here reaches that limit, so this arm need not distinguish
+            // it.
             Reply::Busy { .. } | Reply::Refused(_) => {
                 if fate.lived || fate.ended.is_some_and(|end| end != End::NotAcquired) {
                     return Err(format!("P7: {session}/{seq} was answered {reply:?} though {fate:?}"));
@@ -84,8 +85,8 @@ impl Observer {
         let fate = self.0.entry((session, target)).or_default();
         match (fate.ended, end) {
             (Some(first), end) if first == end => Ok(()),
-            // The `Finish` is a duplicate that arrives after the client has confirmed the end. `Client::over` checks
-            // the answers that the client receives.
+            // The `Finish` is a duplicate that arrives after the client has confirmed the end. `Client::over`
+            // checks the answers that the client receives.
             (Some(_), End::Gone) => Ok(()),
             (None, End::Gone) if fate.lived => {
                 Err(format!("P7: {session}/{target} was alive, and a Finish says gone"))

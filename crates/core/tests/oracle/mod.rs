@@ -1,9 +1,10 @@
-//! A naive reference table: quadratic, without indexes, and simple enough to be checked by reading. Tests compare the
-//! real table with it.
+//! A naive reference table: quadratic, without indexes, and simple enough to be checked by reading. Tests
+//! compare the real table with it.
 //!
-//! To be read beside `docs/table-rules.md`: one small function per rule, named by the rule's number. It is written from
-//! the rules alone, shares only names, basic types and limits with the table, and must not be optimized. It does not
-//! model the 4 GiB of M1, and of the bounds of M2 only that on permits granted past waiters.
+//! To be read beside `docs/table-rules.md`: one small function per rule, named by the rule's number. It is
+//! written from the rules alone, shares only names, basic types and limits with the table, and must not be
+//! optimized. It does not model the 4 GiB of M1, and of the bounds of M2 only that on permits granted past
+//! waiters.
 #![allow(dead_code, reason = "each test binary uses its own part of the oracle")]
 
 pub(crate) mod pair;
@@ -55,8 +56,8 @@ impl Told {
         self.0.push(((3, ticket, 0), effect));
     }
 
-    /// E1: sessions ended; revoked; ends and closed holds in ticket order, for one ticket the end first; grants in
-    /// ticket order.
+    /// E1: sessions ended; revoked; ends and closed holds in ticket order, for one ticket the end first;
+    /// grants in ticket order.
     fn e1_in_order(mut self, out: &mut Effects) {
         self.0.sort_by_key(|(place, _)| *place);
         out.extend(self.0.into_iter().map(|(_, effect)| effect));
@@ -138,8 +139,8 @@ impl Oracle {
         self.state.sessions.iter_mut().find(|session| session.id == id)
     }
 
-    /// S1: a known secret finds its session, if the times are the same; ids count from 1 and are never reused. S4: unless it was opened by another
-    /// identity.
+    /// S1: a known secret finds its session, if the times are the same; ids count from 1 and are never
+    /// reused. S4: unless it was opened by another identity.
     fn s1_open(&mut self, mut open: OpenSession) -> Reply {
         if self.state.rules < 2 {
             open.identity = "".into();
@@ -218,7 +219,8 @@ impl Oracle {
         Reply::SessionGone
     }
 
-    /// D1: a hold stays closed for max(`keep_closed`, lock-delay). D2: a waiter that ends leaves no closed hold.
+    /// D1: a hold stays closed for max(`keep_closed`, lock-delay). D2: a waiter that ends leaves no closed
+    /// hold.
     fn d1_end(&mut self, ticket: Ticket, lock_delay_ms: u64, told: &mut Told) {
         let request = self.state.requests.iter_mut().find(|r| r.ticket == ticket).expect("it is live");
         let ms = request.keep_closed_ms.max(lock_delay_ms);
@@ -345,7 +347,8 @@ impl Oracle {
         if live.iter().any(|t| t.get() == token) { Checked::Current } else { Checked::NotCurrent(live) }
     }
 
-    /// L4: applies at once to all requests; `None` leaves the number in force while permit requests of the name live.
+    /// L4: applies at once to all requests; `None` leaves the number in force while permit requests of the
+    /// name live.
     fn l4_set_limit(&mut self, name: LockName, limit: Option<u32>) -> Reply {
         if let Some(of) = limit
             && !(1..=limits::PERMITS_MAX).contains(&of)

@@ -1,6 +1,7 @@
 //! The table and the oracle side by side: every command is applied to both, and all results are compared.
 //!
-//! Reports the first difference in full, and checks the invariants after every command. This module contains no rule.
+//! Reports the first difference in full, and checks the invariants after every command. This module contains
+//! no rule.
 
 use lockkeeper_core::{Command, Effects, LockName, Page, Reply, Snapshot, Table, TokenStatus, invariants};
 

@@ -5,8 +5,8 @@ use lockkeeper_core::{Description, HoldInfo, HoldState, LockName, Page, SessionI
 
 use super::{b3_covers, token_of};
 
-/// Holds that cover the name, by token, and waiters at exactly that name, in ticket order. The page's bound on bytes is
-/// not applied.
+/// Holds that cover the name, by token, and waiters at exactly that name, in ticket order. The page's bound
+/// on bytes is not applied.
 pub(crate) fn describe(now: &Snapshot, name: &LockName, page: Page) -> Description {
     let mut description = Description::default();
     for request in &now.requests {

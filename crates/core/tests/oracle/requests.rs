@@ -120,8 +120,8 @@ impl Oracle {
         self.queued(&request)
     }
 
-    /// Adds a live request: it takes its ticket and, if no limit is in force, implies one by its number of permits
-    /// (L3).
+    /// Adds a live request: it takes its ticket and, if no limit is in force, implies one by its number of
+    /// permits (L3).
     fn enter(&mut self, request: RequestState, implied: Option<u32>) {
         self.state.last_ticket = request.ticket.0;
         if request.mode == ModeKind::Permit {
@@ -140,8 +140,8 @@ impl Oracle {
         self.state.limits.iter().find(|limit| limit.name == *name)
     }
 
-    /// L2, L3: a stored limit overrides the requested number, and an implied one must equal it; without a limit the
-    /// request must have a number.
+    /// L2, L3: a stored limit overrides the requested number, and an implied one must equal it; without a
+    /// limit the request must have a number.
     fn l3_limit_is_refused(&self, request: &RequestState, of: Option<u32>) -> Option<Rejection> {
         request.names.iter().find_map(|name| match (self.in_force(name), of) {
             (None, None) => Some(Rejection::NoLimit { name: name.clone() }),
@@ -198,7 +198,8 @@ impl Oracle {
         })
     }
 
-    /// Permits: holds + closed holds (L1) + earlier waiting permits + 1 > limit, or too many of them wait (M2).
+    /// Permits: holds + closed holds (L1) + earlier waiting permits + 1 > limit, or too many of them wait
+    /// (M2).
     fn permits_are_out(&self, request: &RequestState, name: &LockName, implied: &Option<u32>) -> bool {
         if request.mode != ModeKind::Permit {
             return false;

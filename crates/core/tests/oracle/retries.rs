@@ -7,8 +7,8 @@ use lockkeeper_core::{End, Fingerprint, Grant, Rejection, Reply, Seq, SessionId}
 use super::{Oracle, Told};
 
 impl Oracle {
-    /// `Acquire`, `SetValue` and `Downgrade`: the first four checks of R7, the limit of kept answers, the command
-    /// itself, then R6.
+    /// `Acquire`, `SetValue` and `Downgrade`: the first four checks of R7, the limit of kept answers, the
+    /// command itself, then R6.
     pub(crate) fn numbered(
         &mut self,
         session: SessionId,
@@ -42,8 +42,8 @@ impl Oracle {
         self.r3_forget_confirmed_answers();
     }
 
-    /// R5: a command at or below the highest seq is not executed, and must be the one that had this seq first. R2: a live
-    /// request is found for any `done_through`.
+    /// R5: a command at or below the highest seq is not executed, and must be the one that had this seq
+    /// first. R2: a live request is found for any `done_through`.
     fn r5_already_seen(&mut self, session: SessionId, seq: Seq, fingerprint: Fingerprint) -> Option<Reply> {
         if seq > self.session(session).expect("it is live").highest {
             return None;
@@ -87,8 +87,8 @@ impl Oracle {
         }
     }
 
-    /// R3: the end of a request is kept until the client has confirmed the `Finish` that names it. `until` is the
-    /// seq of that `Finish`; `None` until there is one.
+    /// R3: the end of a request is kept until the client has confirmed the `Finish` that names it. `until` is
+    /// the seq of that `Finish`; `None` until there is one.
     pub(crate) fn r3_keep_end(&mut self, request: &RequestState, end: End, until: Option<Seq>) {
         let (session, seq) = request.owner.expect("a live request has an owner");
         let fingerprint = request.fingerprint;

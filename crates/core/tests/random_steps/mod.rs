@@ -1,6 +1,6 @@
-//! Random commands. They are generated as steps, such as "finish the third live request", and become commands when they
-//! run, by the table's state at that time. So most commands have an effect, also in a history that proptest has
-//! shortened.
+//! Random commands. They are generated as steps, such as "finish the third live request", and become commands
+//! when they run, by the table's state at that time. So most commands have an effect, also in a history that
+//! proptest has shortened.
 //!
 //! This module only chooses commands; it contains no expectation about the results.
 
@@ -153,7 +153,8 @@ pub(crate) fn asked() -> impl Strategy<Value = Asked> {
         |(names, mode, subtree, if_busy, keep_closed_ms, value_bytes, meta_bytes)| Asked {
             names,
             mode,
-            // A permit request with a subtree is always refused, so only the few with a value of 3 bytes keep the flag.
+            // A permit request with a subtree is always refused, so only the few with a value of 3 bytes keep
+            // the flag.
             subtree: subtree && (!matches!(mode, Mode::Permit { .. }) || value_bytes == 3),
             if_busy,
             keep_closed_ms,
@@ -254,8 +255,8 @@ pub(crate) fn crowding_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// As [`crowding_step`], mostly with permits of many at a few names, so that most wait for others to be passed; and sessions
-/// end.
+/// As [`crowding_step`], mostly with permits of many at a few names, so that most wait for others to be
+/// passed; and sessions end.
 pub(crate) fn permit_step() -> impl Strategy<Value = Step> {
     let permits = (0..3u8, vec(prop::sample::select(["a", "b", "ab"].as_slice()), 1..=3)).prop_map(
         |(session, names)| {
@@ -375,8 +376,8 @@ pub(crate) fn acquire(session: SessionId, seq: Seq, done_through: Seq, asked: &A
     })
 }
 
-/// The command of a step in the current state. `None` for a step that is no command, and for a duplicate while
-/// there is no earlier command.
+/// The command of a step in the current state. `None` for a step that is no command, and for a duplicate
+/// while there is no earlier command.
 pub(crate) fn command(step: Step, now: &Snapshot, history: &[Command]) -> Option<Command> {
     Some(match step {
         Step::Open { secret, identity, lock_delay_ms, fault } => Command::OpenSession(OpenSession {

@@ -1,7 +1,7 @@
 //! Scenario texts: parses lines into commands, and formats the answers.
 //!
-//! Defines the language of `tests/scenarios/*.txt` and contains no lock rules: [`Stage`] passes every command to the
-//! table and the oracle.
+//! Defines the language of `tests/scenarios/*.txt` and contains no lock rules: [`Stage`] passes every command
+//! to the table and the oracle.
 
 mod parse;
 mod words;
@@ -15,7 +15,8 @@ use parse::{Line, opening};
 /// The table and the oracle, and the names of their sessions.
 pub(crate) struct Stage {
     pair: Pair,
-    /// Session ids with their names. A name whose session was opened again has two entries, and the last one counts.
+    /// Session ids with their names. A name whose session was opened again has two entries, and the last one
+    /// counts.
     cast: Vec<(SessionId, String)>,
 }
 

@@ -12,8 +12,8 @@ pub(crate) enum Line {
     Show,
 }
 
-/// The words of a line. Each is removed when it is parsed, flags and `key=value` at any position; words that are left
-/// at the end are an error.
+/// The words of a line. Each is removed when it is parsed, flags and `key=value` at any position; words that
+/// are left at the end are an error.
 struct Words<'a>(Vec<&'a str>);
 
 impl<'a> Words<'a> {
@@ -83,7 +83,8 @@ fn bytes(text: &str) -> String {
     }
 }
 
-/// The command that opens a session of this name if the line says no more. The hash of its secret is its name.
+/// The command that opens a session of this name if the line says no more. The hash of its secret is its
+/// name.
 pub(crate) fn opening(name: &str) -> OpenSession {
     let mut secret_hash = [0; 32];
     for (to, from) in secret_hash.iter_mut().zip(name.bytes()) {

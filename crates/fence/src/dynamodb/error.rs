@@ -16,7 +16,8 @@ pub enum DynamoDbError {
     /// An item without a key.
     #[error("the key of the item is empty; give its partition key and, if the table has one, its sort key")]
     NoKey,
-    /// A permit of one slot may not replace or delete the item: that would remove the marks of the other slots.
+    /// A permit of one slot may not replace or delete the item: that would remove the marks of the other
+    /// slots.
     #[error(
         "a permit of slot {slot} can't replace or delete the whole item: the marks of the other slots would go with it. \
          Use `Effect::Update`, or an item for each slot"
@@ -50,8 +51,9 @@ pub enum DynamoDbError {
         /// The caller's condition.
         when: String,
     },
-    /// The refusal can't be explained. Either the request would pass on the item that the caller handed over, which
-    /// then is not the item that came with the refusal; or the reasons of a cancelled transaction contain no refusal.
+    /// The refusal can't be explained. Either the request would pass on the item that the caller handed over,
+    /// which then is not the item that came with the refusal; or the reasons of a cancelled transaction
+    /// contain no refusal.
     #[error(
         "the request was refused, though the item as it came with the refusal lets it pass; nothing was done. Ask for the \
          item with the refusal (ReturnValuesOnConditionCheckFailure: ALL_OLD), and hand it over"

@@ -10,8 +10,9 @@ use crate::rule::{Action, Section};
 
 /// A fenced request: check and effect in one step.
 ///
-/// Send [`request`](Self::request). If DynamoDB returns `ConditionalCheckFailedException`, pass the item in that
-/// response to [`after_refusal`](Self::after_refusal), which returns the refusal, or the request for a second try.
+/// Send [`request`](Self::request). If DynamoDB returns `ConditionalCheckFailedException`, pass the item in
+/// that response to [`after_refusal`](Self::after_refusal), which returns the refusal, or the request for a
+/// second try.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "a request does nothing before it is sent"]
 pub struct Guarded {
@@ -30,7 +31,8 @@ impl Guarded {
         section: Section,
         effect: Effect,
     ) -> Result<Self, DynamoDbError> {
-        // A shared hold may only enter. The rule refuses its writes whatever the marks, so nothing needs to be sent.
+        // A shared hold may only enter. The rule refuses its writes whatever the marks, so nothing needs to
+        // be sent.
         if section.mode() == crate::ModeKind::Shared {
             let _ = crate::Marks::default().check(action, section)?;
         }
@@ -56,14 +58,15 @@ impl Guarded {
         &self.request
     }
 
-    /// Interprets a refusal. `item` is the item in the response; `None` if there was none, because the item does not
-    /// exist yet. Returns the request for a second try, which happens at most once: for a permit of a slot or a reader,
-    /// if another section has raised the mark that they share (`lk_slots` or `lk_any`) above this section's token.
+    /// Interprets a refusal. `item` is the item in the response; `None` if there was none, because the item
+    /// does not exist yet. Returns the request for a second try, which happens at most once: for a permit of
+    /// a slot or a reader, if another section has raised the mark that they share (`lk_slots` or `lk_any`)
+    /// above this section's token.
     ///
     /// # Errors
-    /// [`DynamoDbError::Refused`] if a later section has passed: stop. [`DynamoDbError::When`] if the caller's own
-    /// condition did not hold. [`DynamoDbError::Damaged`]; [`DynamoDbError::Unexplained`] if the request would pass on
-    /// `item`, which then is not the item that came with the refusal.
+    /// [`DynamoDbError::Refused`] if a later section has passed: stop. [`DynamoDbError::When`] if the
+    /// caller's own condition did not hold. [`DynamoDbError::Damaged`]; [`DynamoDbError::Unexplained`] if the
+    /// request would pass on `item`, which then is not the item that came with the refusal.
     pub fn after_refusal(mut self, item: Option<&Item>) -> Result<Self, DynamoDbError> {
         let none = Item::new();
         let item = item.unwrap_or(&none);
@@ -117,8 +120,8 @@ fn build(resource: &Resource, action: Action, section: Section, effect: &Effect,
                 remove.push(name(DELETED));
             }
             if set.is_empty() {
-                // A reader whose token is below `lk_any` raises no mark, but an update needs at least one action: set
-                // `lk_any` to itself.
+                // A reader whose token is below `lk_any` raises no mark, but an update needs at least one
+                // action: set `lk_any` to itself.
                 set.push(format!("{0} = {0}", name(ANY)));
             }
             Operation::UpdateItem {

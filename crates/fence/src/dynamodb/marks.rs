@@ -1,15 +1,15 @@
 //! The marks as attributes of the guarded item, and the rule as a condition over them.
 //!
-//! `lk_any` and `lk_writer` are the base pair: the highest token that passed, and the highest that passed as a writer
-//! (`rule.rs` explains the pair). Only permits have slots, and they are writers, so a slot needs only one mark:
-//! `lk_slot_3`, the highest token in slot 3. A reader raises only the base's `any`, against which every slot is checked
-//! anyway. `lk_slots` is the highest mark of all slots: a section without a slot is checked against `lk_slots`, since a
-//! condition can't iterate over the slots' attributes.
+//! `lk_any` and `lk_writer` are the base pair: the highest token that passed, and the highest that passed as
+//! a writer (`rule.rs` explains the pair). Only permits have slots, and they are writers, so a slot needs
+//! only one mark: `lk_slot_3`, the highest token in slot 3. A reader raises only the base's `any`, against
+//! which every slot is checked anyway. `lk_slots` is the highest mark of all slots: a section without a slot
+//! is checked against `lk_slots`, since a condition can't iterate over the slots' attributes.
 //!
-//! DynamoDB has no maximum function, so a mark that may already be above the token (`lk_slots` for a permit of a
-//! slot, `lk_any` for a reader) takes up to two tries. The first one sets the mark to the token, on condition that
-//! the mark is at most the token. If that fails because the mark is higher, the second one requires a higher mark
-//! and leaves it unchanged. A third is never needed, since marks only rise.
+//! DynamoDB has no maximum function, so a mark that may already be above the token (`lk_slots` for a permit
+//! of a slot, `lk_any` for a reader) takes up to two tries. The first one sets the mark to the token, on
+//! condition that the mark is at most the token. If that fails because the mark is higher, the second one
+//! requires a higher mark and leaves it unchanged. A third is never needed, since marks only rise.
 
 use lockkeeper_core::limits::PERMITS_MAX;
 use lockkeeper_core::{ModeKind, Slot, Token};

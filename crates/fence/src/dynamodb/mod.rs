@@ -1,8 +1,8 @@
 //! A fence in DynamoDB: the marks are attributes of the guarded item, the check is a condition of the write.
 //! Feature `dynamodb`.
 //!
-//! Builds the requests and interprets refusals. The caller sends the requests: a [`DynamoRequest`] has the parameters
-//! of DynamoDB's API as plain values, for any client, with or without an SDK.
+//! Builds the requests and interprets refusals. The caller sends the requests: a [`DynamoRequest`] has the
+//! parameters of DynamoDB's API as plain values, for any client, with or without an SDK.
 //!
 //! ```
 //! use lockkeeper_fence::dynamodb::{DynamoDbError, DynamoDbFence, DynamoRequest, Effect, Guarded, Item, Resource, Update, Value};
@@ -36,22 +36,22 @@
 //! # }
 //! ```
 //!
-//! - **Reads.** The response to `enter` contains the item after the marks rose. Any other read must be consistent
-//!   (`ConsistentRead`), otherwise it may return a state from before `enter`.
-//! - **A request without a response** may have taken effect, or may do so later (P12). Repeating `enter` is safe. A
-//!   delayed `write` may take effect after later writes with the same token, and a repeated increment would count
-//!   twice. So disable the client's own retries, and repeat a write only as the last one of the section; or acquire
-//!   again and enter with the new token, after which the delayed write is refused. A repeated `check_once` is refused
-//!   if the first try took effect, so the refusal does not tell whether it did; in a [`Transaction`] it may be
-//!   repeated.
-//! - **Deletes** leave a tombstone: [`Effect::Delete`]. Queries exclude it by `attribute_not_exists(lk_deleted)`.
-//!   `enter` on a missing item creates one with key and marks only: [`DynamoDbFence::content`] returns the caller's
-//!   attributes.
-//! - **Durability**: acknowledged marks are as durable as DynamoDB's writes. They don't survive the restore of an
-//!   older backup, and a global table with eventual consistency does not work: each region has its own marks, and
-//!   the last writer wins. Write a resource in one region.
-//! - **Only writes through the fence are checked.** A plain write bypasses it, and so does `DeleteItem`, which
-//!   removes the marks too; a policy can refuse both (`dynamodb:Attributes`).
+//! - **Reads.** The response to `enter` contains the item after the marks rose. Any other read must be
+//!   consistent (`ConsistentRead`), otherwise it may return a state from before `enter`.
+//! - **A request without a response** may have taken effect, or may do so later (P12). Repeating `enter` is
+//!   safe. A delayed `write` may take effect after later writes with the same token, and a repeated increment
+//!   would count twice. So disable the client's own retries, and repeat a write only as the last one of the
+//!   section; or acquire again and enter with the new token, after which the delayed write is refused. A
+//!   repeated `check_once` is refused if the first try took effect, so the refusal does not tell whether it
+//!   did; in a [`Transaction`] it may be repeated.
+//! - **Deletes** leave a tombstone: [`Effect::Delete`]. Queries exclude it by
+//!   `attribute_not_exists(lk_deleted)`. `enter` on a missing item creates one with key and marks only:
+//!   [`DynamoDbFence::content`] returns the caller's attributes.
+//! - **Durability**: acknowledged marks are as durable as DynamoDB's writes. They don't survive the restore
+//!   of an older backup, and a global table with eventual consistency does not work: each region has its own
+//!   marks, and the last writer wins. Write a resource in one region.
+//! - **Only writes through the fence are checked.** A plain write bypasses it, and so does `DeleteItem`,
+//!   which removes the marks too; a policy can refuse both (`dynamodb:Attributes`).
 
 mod error;
 mod guarded;
@@ -84,7 +84,8 @@ impl Resource {
     /// The item of `table` with `key`: its partition key and, if the table has one, its sort key.
     ///
     /// # Errors
-    /// [`DynamoDbError::Resource`] for an invalid table name, [`DynamoDbError::NoKey`], [`DynamoDbError::Ours`].
+    /// [`DynamoDbError::Resource`] for an invalid table name, [`DynamoDbError::NoKey`],
+    /// [`DynamoDbError::Ours`].
     pub fn new(table: &str, key: Item) -> Result<Self, DynamoDbError> {
         resource::checked(table)?;
         if key.is_empty() {
@@ -114,8 +115,8 @@ impl Resource {
 pub struct DynamoDbFence;
 
 impl DynamoDbFence {
-    /// Builds the request that raises the marks of `resource`. Its response contains the item after that, and serves as
-    /// the read. A missing item is created, with its key and marks only.
+    /// Builds the request that raises the marks of `resource`. Its response contains the item after that, and
+    /// serves as the read. A missing item is created, with its key and marks only.
     ///
     /// # Errors
     /// Currently none; a refusal is returned by [`Guarded::after_refusal`].
@@ -126,8 +127,8 @@ impl DynamoDbFence {
     /// Builds the request that checks and writes in one step.
     ///
     /// # Errors
-    /// [`Refused::SharedWrite`](crate::Refused::SharedWrite); [`DynamoDbError::WholeItem`] for a put or a delete by a
-    /// permit of a slot; [`DynamoDbError::Ours`] if the effect names attributes of the fence.
+    /// [`Refused::SharedWrite`](crate::Refused::SharedWrite); [`DynamoDbError::WholeItem`] for a put or a
+    /// delete by a permit of a slot; [`DynamoDbError::Ours`] if the effect names attributes of the fence.
     pub fn write(
         &self,
         resource: &Resource,
@@ -137,12 +138,12 @@ impl DynamoDbFence {
         Guarded::new(resource, Action::Write, section, effect)
     }
 
-    /// As [`write`](Self::write), but each token passes only once, and `enter` is not needed: for an effect that does
-    /// not depend on anything read before, executed at most once per grant (rule F-d).
+    /// As [`write`](Self::write), but each token passes only once, and `enter` is not needed: for an effect
+    /// that does not depend on anything read before, executed at most once per grant (rule F-d).
     ///
     /// # Errors
-    /// As `write`; and by [`Guarded::after_refusal`], [`Refused::Repeated`](crate::Refused::Repeated) for a token
-    /// that has passed before, even if that was a first try without a response.
+    /// As `write`; and by [`Guarded::after_refusal`], [`Refused::Repeated`](crate::Refused::Repeated) for a
+    /// token that has passed before, even if that was a first try without a response.
     pub fn check_once(
         &self,
         resource: &Resource,
@@ -172,10 +173,11 @@ impl DynamoDbFence {
         (!own.is_empty()).then_some(own)
     }
 
-    /// Builds the request that sets the marks of `resource` to `to`, for every slot, *unconditionally*: tokens below
-    /// `to` are stale, tokens from `to` on pass. `item` must be the current item, since the request names the slots
-    /// whose marks it removes. Only for the case that a lock service with lower tokens takes over, or that marks are
-    /// damaged, and with all writers stopped: lowering the marks lets stale sections pass.
+    /// Builds the request that sets the marks of `resource` to `to`, for every slot, *unconditionally*:
+    /// tokens below `to` are stale, tokens from `to` on pass. `item` must be the current item, since the
+    /// request names the slots whose marks it removes. Only for the case that a lock service with lower
+    /// tokens takes over, or that marks are damaged, and with all writers stopped: lowering the marks lets
+    /// stale sections pass.
     #[must_use]
     pub fn reset(&self, resource: &Resource, item: Option<&Item>, to: Token) -> DynamoRequest {
         guarded::reset(resource, item, to)

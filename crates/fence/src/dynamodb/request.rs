@@ -17,8 +17,8 @@ pub enum Operation {
 /// A request. Its fields are named like DynamoDB's parameters: pass them to your client, or send
 /// [`body`](Self::body) under [`target`](Self::target) yourself.
 ///
-/// A refusal must contain the item, so set `ReturnValuesOnConditionCheckFailure: ALL_OLD`, as `body` does: the fence
-/// determines the reason of the refusal from the item.
+/// A refusal must contain the item, so set `ReturnValuesOnConditionCheckFailure: ALL_OLD`, as `body` does:
+/// the fence determines the reason of the refusal from the item.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the names are DynamoDB's own")]
 pub struct DynamoRequest {
@@ -28,8 +28,8 @@ pub struct DynamoRequest {
     pub condition_expression: String,
     pub expression_attribute_names: BTreeMap<String, String>,
     pub expression_attribute_values: BTreeMap<String, Value>,
-    /// Whether the response must contain the item after the write (`ReturnValues: ALL_NEW`): after `enter`, this is
-    /// the read.
+    /// Whether the response must contain the item after the write (`ReturnValues: ALL_NEW`): after `enter`,
+    /// this is the read.
     pub return_all_new: bool,
 }
 

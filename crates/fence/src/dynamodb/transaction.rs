@@ -8,8 +8,8 @@ use super::value::Item;
 
 /// Most requests of one transaction: DynamoDB's limit.
 pub const MEMBERS_MAX: usize = 100;
-/// Longest idempotency token that a caller may give, in bytes: DynamoDB's limit of 36, less the suffix with the number
-/// of the try.
+/// Longest idempotency token that a caller may give, in bytes: DynamoDB's limit of 36, less the suffix with
+/// the number of the try.
 pub const IDEMPOTENCY_BYTES_MAX: usize = 32;
 
 /// Why DynamoDB cancelled a member of a transaction: an entry of `CancellationReasons`.
@@ -23,11 +23,11 @@ pub struct Reason {
 
 /// Fenced requests that take effect together or not at all.
 ///
-/// Send [`body`](Self::body) under [`TARGET`](Self::TARGET). If DynamoDB returns `TransactionCanceledException`, pass
-/// its reasons to [`after_cancelled`](Self::after_cancelled), which returns the refusal, or the transaction to send
-/// instead. DynamoDB executes a transaction that is sent again with the same
-/// [`idempotency_token`](Self::idempotency_token) only once, within ten minutes. So after a time-out even a
-/// `check_once` may be repeated.
+/// Send [`body`](Self::body) under [`TARGET`](Self::TARGET). If DynamoDB returns
+/// `TransactionCanceledException`, pass its reasons to [`after_cancelled`](Self::after_cancelled), which
+/// returns the refusal, or the transaction to send instead. DynamoDB executes a transaction that is sent
+/// again with the same [`idempotency_token`](Self::idempotency_token) only once, within ten minutes. So after
+/// a time-out even a `check_once` may be repeated.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "a transaction does nothing before it is sent"]
 pub struct Transaction {
@@ -40,8 +40,8 @@ impl Transaction {
     /// The value of the header `X-Amz-Target`.
     pub const TARGET: &'static str = "DynamoDB_20120810.TransactWriteItems";
 
-    /// A transaction of `members`, each for a different item (DynamoDB rejects two for one item). `idempotency`: 1 to
-    /// 32 bytes, unique for each transaction.
+    /// A transaction of `members`, each for a different item (DynamoDB rejects two for one item).
+    /// `idempotency`: 1 to 32 bytes, unique for each transaction.
     ///
     /// # Errors
     /// [`DynamoDbError::Limit`].
@@ -63,8 +63,8 @@ impl Transaction {
         &self.members
     }
 
-    /// The value of `ClientRequestToken`: the caller's token, and the number of the try, since DynamoDB rejects a
-    /// different request under the same token.
+    /// The value of `ClientRequestToken`: the caller's token, and the number of the try, since DynamoDB
+    /// rejects a different request under the same token.
     #[must_use]
     pub fn idempotency_token(&self) -> String {
         format!("{}-{}", self.idempotency, self.tries)
@@ -77,13 +77,13 @@ impl Transaction {
         json!({ "TransactItems": members, "ClientRequestToken": self.idempotency_token() })
     }
 
-    /// Interprets a cancellation; `reasons` has one entry per request, in order. Returns the transaction to send
-    /// instead.
+    /// Interprets a cancellation; `reasons` has one entry per request, in order. Returns the transaction to
+    /// send instead.
     ///
     /// # Errors
-    /// [`DynamoDbError::Member`] with the error of [`Guarded::after_refusal`] for the first request that was refused;
-    /// [`DynamoDbError::Cancelled`] for another reason (after a `TransactionConflict` the transaction may be sent again
-    /// unchanged); [`DynamoDbError::Unexplained`] if `reasons` has no refusal.
+    /// [`DynamoDbError::Member`] with the error of [`Guarded::after_refusal`] for the first request that was
+    /// refused; [`DynamoDbError::Cancelled`] for another reason (after a `TransactionConflict` the
+    /// transaction may be sent again unchanged); [`DynamoDbError::Unexplained`] if `reasons` has no refusal.
     pub fn after_cancelled(mut self, reasons: &[Reason]) -> Result<Self, DynamoDbError> {
         let mut changed = false;
         for (index, (member, reason)) in self.members.iter_mut().zip(reasons).enumerate() {

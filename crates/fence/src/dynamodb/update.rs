@@ -9,21 +9,21 @@ use super::value::{Item, Value};
 pub enum Effect {
     /// Changes some attributes, by DynamoDB's expressions. For every section that may write.
     Update(Update),
-    /// Replaces the whole item; the key is added if it is missing. Refused for a section with a slot, since the
-    /// replacement would remove the marks of the other slots.
+    /// Replaces the whole item; the key is added if it is missing. Refused for a section with a slot, since
+    /// the replacement would remove the marks of the other slots.
     Put(Item),
-    /// Removes the item except for its key and its marks: a tombstone, with `lk_deleted` set. Refused for a section
-    /// with a slot, as `Put`.
+    /// Removes the item except for its key and its marks: a tombstone, with `lk_deleted` set. Refused for a
+    /// section with a slot, as `Put`.
     ///
-    /// Deleting the item itself would delete its marks, after which stale tokens pass. For the same reason, a TTL
-    /// on tombstones is safe only if no section that began before the deletion can still be running when the TTL
-    /// ends.
+    /// Deleting the item itself would delete its marks, after which stale tokens pass. For the same reason, a
+    /// TTL on tombstones is safe only if no section that began before the deletion can still be running when
+    /// the TTL ends.
     Delete,
 }
 
-/// An update in DynamoDB's expression syntax, with placeholders. The fence adds its actions, its condition and its
-/// placeholders. A name that is a reserved word of DynamoDB (`left`, `hold`, `name`, …) needs a placeholder, as in any
-/// expression.
+/// An update in DynamoDB's expression syntax, with placeholders. The fence adds its actions, its condition
+/// and its placeholders. A name that is a reserved word of DynamoDB (`left`, `hold`, `name`, …) needs a
+/// placeholder, as in any expression.
 ///
 /// ```
 /// # use lockkeeper_fence::dynamodb::{Update, Value};
@@ -104,8 +104,8 @@ impl Update {
         self
     }
 
-    /// The first text that uses a name reserved for the fence (attributes and placeholders that begin with `lk_`),
-    /// if any.
+    /// The first text that uses a name reserved for the fence (attributes and placeholders that begin with
+    /// `lk_`), if any.
     pub(super) fn ours(&self) -> Option<&str> {
         let actions =
             [&self.set, &self.remove, &self.add, &self.delete].into_iter().flatten().chain(&self.when);

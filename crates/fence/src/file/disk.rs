@@ -1,7 +1,7 @@
 //! The system calls of the file fence.
 //!
-//! Takes the flock, follows no symlink, and replaces files. The order of the steps, on which durability depends, is in
-//! `steps`.
+//! Takes the flock, follows no symlink, and replaces files. The order of the steps, on which durability
+//! depends, is in `steps`.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -20,8 +20,8 @@ use super::steps::{self, FenceFiles, Target};
 use crate::format::{self, Unreadable};
 use crate::rule::Marks;
 
-/// The content of a lock file once marks exist. The code only checks that the file is not empty; the text is for people
-/// who find it.
+/// The content of a lock file once marks exist. The code only checks that the file is not empty; the text is
+/// for people who find it.
 const FOUNDED: &[u8] = b"Marks of a Lockkeeper fence are kept beside this file. Remove neither.\n";
 
 /// The filesystems shared between hosts that are recognized, by magic number (statfs(2)).
@@ -59,8 +59,8 @@ fn network(magic: u64) -> Option<&'static str> {
     NETWORK.iter().find(|(known, _)| *known == magic).map(|(_, kind)| *kind)
 }
 
-/// The metadata of the guarded path, if it exists. Refuses a symlink, and a file with several hard links: through
-/// another name it could be changed without this fence.
+/// The metadata of the guarded path, if it exists. Refuses a symlink, and a file with several hard links:
+/// through another name it could be changed without this fence.
 pub(super) fn inspect(data: &Path) -> Result<Option<Metadata>, FileError> {
     let Some(found) = absent_ok(fs::symlink_metadata(data)).map_err(FileError::io("look at", data))? else {
         return Ok(None);
@@ -84,7 +84,8 @@ pub(super) fn read(data: &Path) -> Result<Option<Vec<u8>>, FileError> {
     read_up_to(data, u64::MAX)
 }
 
-/// Reads the marks without the flock. Since the mark file is replaced atomically, this returns one complete state.
+/// Reads the marks without the flock. Since the mark file is replaced atomically, this returns one complete
+/// state.
 pub(super) fn peek(paths: &Paths) -> Result<Marks, FileError> {
     let lock =
         absent_ok(open_options().read(true).open(&paths.lock)).map_err(FileError::io("open", &paths.lock))?;
@@ -129,8 +130,8 @@ impl<'a> LockedFiles<'a> {
             let data = inspect(&paths.data)?;
             let file = open_lock(&paths.lock, data.as_ref())?;
             let file = flock(file, &paths.lock, started, limit)?;
-            // If the lock file was removed and recreated during the wait, this flock is on the removed inode and
-            // excludes no process that opens the new file. Then the loop starts again.
+            // If the lock file was removed and recreated during the wait, this flock is on the removed inode
+            // and excludes no process that opens the new file. Then the loop starts again.
             let ours = file.metadata().map_err(FileError::io("look at", &paths.lock))?;
             let named = absent_ok(fs::symlink_metadata(&paths.lock))
                 .map_err(FileError::io("look at", &paths.lock))?;
@@ -150,8 +151,8 @@ impl<'a> LockedFiles<'a> {
 
     /// Writes the replacement under its temporary name; on failure the caller removes it, if it exists.
     fn fill_temp(&self, like: Option<&Metadata>, bytes: &[u8]) -> io::Result<()> {
-        // If a file of this name exists, a killed process left it: no other process uses it, since this one holds the
-        // flock.
+        // If a file of this name exists, a killed process left it: no other process uses it, since this one
+        // holds the flock.
         absent_ok(fs::remove_file(&self.paths.temp))?;
         // The file must not be readable by others before it has the mode of the file that it replaces.
         let mode = if like.is_some() { 0o600 } else { 0o666 };
@@ -243,8 +244,8 @@ fn open_options() -> OpenOptions {
     options
 }
 
-/// Opens the lock file, or creates it, with the mode and owner of the guarded file if that exists: users who may write
-/// the guarded file may use its fence.
+/// Opens the lock file, or creates it, with the mode and owner of the guarded file if that exists: users who
+/// may write the guarded file may use its fence.
 fn open_lock(path: &Path, data: Option<&Metadata>) -> Result<File, FileError> {
     loop {
         let opened = open_options().read(true).write(true).open(path);
@@ -278,9 +279,9 @@ fn open_lock(path: &Path, data: Option<&Metadata>) -> Result<File, FileError> {
 
 /// Takes the flock, waiting until `limit` after `started`.
 ///
-/// flock(2) has no time limit, so a helper thread blocks in it. The kernel wakes blocked callers when the flock is
-/// released, whereas polling could starve under contention. After the limit the helper thread stays blocked until it
-/// gets the flock, and then releases it at once.
+/// flock(2) has no time limit, so a helper thread blocks in it. The kernel wakes blocked callers when the
+/// flock is released, whereas polling could starve under contention. After the limit the helper thread stays
+/// blocked until it gets the flock, and then releases it at once.
 fn flock(file: File, path: &Path, started: Instant, limit: Duration) -> Result<Flock<File>, FileError> {
     let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(held) => return Ok(held),
@@ -314,12 +315,13 @@ fn look_like(file: &File, like: &Metadata) -> io::Result<()> {
     if (ours.uid(), ours.gid()) != (like.uid(), like.gid())
         && fchown(file, Some(like.uid()), Some(like.gid())).is_err()
     {
-        // Only root may change the owner, so the group is tried alone. The setuid, setgid and sticky bits are dropped
-        // then: the new file has another owner, and setuid would grant this owner's identity.
+        // Only root may change the owner, so the group is tried alone. The setuid, setgid and sticky bits are
+        // dropped then: the new file has another owner, and setuid would grant this owner's identity.
         let _ = fchown(file, None, Some(like.gid()));
         mode &= 0o777;
     }
-    // Filesystems without modes report the same mode for all files. Setting it could fail there, and is skipped.
+    // Filesystems without modes report the same mode for all files. Setting it could fail there, and is
+    // skipped.
     if file.metadata()?.mode() & 0o7777 == mode {
         return Ok(());
     }

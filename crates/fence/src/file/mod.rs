@@ -1,19 +1,20 @@
 //! A fence for a local file, or for other resources that one file represents. Linux only.
 //!
-//! Contains the public calls and the names of the fence's files. The order of steps is in `steps`, the system calls in
-//! `disk`, the bytes of the mark file in `crate::format`. The fence depends on no lock service.
+//! Contains the public calls and the names of the fence's files. The order of steps is in `steps`, the system
+//! calls in `disk`, the bytes of the mark file in `crate::format`. The fence depends on no lock service.
 //!
 //! Beside `FILE` the fence keeps three files:
-//! - `FILE.fence`: the marks, as text with a checksum. Replaced atomically and durably (write, fsync, rename, fsync
-//!   of the directory).
+//! - `FILE.fence`: the marks, as text with a checksum. Replaced atomically and durably (write, fsync, rename,
+//!   fsync of the directory).
 //! - `FILE.fence.lock`: never replaced and never removed. A flock on it makes check and effect one step among
-//!   processes; a flock on a file that is replaced by rename would lock an inode that no other process opens. It is
-//!   non-empty once marks exist, so that a missing mark file is detected and not treated as "never seen".
-//! - `FILE.fence.new`: the temporary name of a replacement before its rename. A killed process may leave it behind; the
-//!   next replacement removes it.
+//!   processes; a flock on a file that is replaced by rename would lock an inode that no other process opens.
+//!   It is non-empty once marks exist, so that a missing mark file is detected and not treated as "never
+//!   seen".
+//! - `FILE.fence.new`: the temporary name of a replacement before its rename. A killed process may leave it
+//!   behind; the next replacement removes it.
 //!
-//! The marks are durable before the data appear, never after. A mark without its data is harmless, since the same token
-//! may write again; data without their mark would let a stale token overwrite them.
+//! The marks are durable before the data appear, never after. A mark without its data is harmless, since the
+//! same token may write again; data without their mark would let a stale token overwrite them.
 
 mod disk;
 mod error;
@@ -31,8 +32,8 @@ use crate::rule::{Action, Marks, Section};
 use disk::LockedFiles;
 pub use error::{FileError, Unguardable};
 
-/// Default limit of the wait for the flock. Checks take milliseconds, so a process that holds the flock this long is
-/// probably stopped.
+/// Default limit of the wait for the flock. Checks take milliseconds, so a process that holds the flock this
+/// long is probably stopped.
 pub const WAIT_DEFAULT: Duration = Duration::from_secs(30);
 
 /// The fence of one file. Any number of values, threads and processes may use the same file.
@@ -53,13 +54,14 @@ struct Paths {
 }
 
 impl FileFence {
-    /// The fence of `path`. Creates nothing before the first check. The file need not exist, but its directory
-    /// must.
+    /// The fence of `path`. Creates nothing before the first check. The file need not exist, but its
+    /// directory must.
     ///
     /// # Errors
-    /// [`FileError::Unguardable`] if `path` is a symlink (its target could be fenced under another name), has several
-    /// hard links, is on a network filesystem (a flock may not exclude other hosts), names no file, or names one of a
-    /// fence's own files. [`FileError::Io`] if the directory or the file can't be inspected.
+    /// [`FileError::Unguardable`] if `path` is a symlink (its target could be fenced under another name), has
+    /// several hard links, is on a network filesystem (a flock may not exclude other hosts), names no file,
+    /// or names one of a fence's own files. [`FileError::Io`] if the directory or the file can't be
+    /// inspected.
     pub fn new(path: impl AsRef<Path>) -> Result<Self, FileError> {
         let path = path.as_ref();
         let unguardable = |why| FileError::Unguardable { path: path.to_owned(), why };
@@ -83,7 +85,8 @@ impl FileFence {
         Ok(Self { paths, wait: WAIT_DEFAULT })
     }
 
-    /// Sets how long a call waits for the flock while another process or thread holds it. Default [`WAIT_DEFAULT`].
+    /// Sets how long a call waits for the flock while another process or thread holds it. Default
+    /// [`WAIT_DEFAULT`].
     #[must_use]
     pub fn wait_at_most(mut self, limit: Duration) -> Self {
         self.wait = limit;
@@ -99,8 +102,8 @@ impl FileFence {
     /// Raises the marks, durably. Call it before the section reads the data that it will write.
     ///
     /// # Errors
-    /// [`FileError::Refused`] if a later section has passed: stop. Any other error: the section must not continue,
-    /// and may enter again.
+    /// [`FileError::Refused`] if a later section has passed: stop. Any other error: the section must not
+    /// continue, and may enter again.
     pub fn enter(&self, section: Section) -> Result<(), FileError> {
         self.pass(Action::Enter, section, |_| Ok(()))
     }
@@ -108,28 +111,29 @@ impl FileFence {
     /// The file's content; `None` if the file does not exist. Enter first, otherwise an update can be lost.
     ///
     /// # Errors
-    /// [`FileError::Io`]; [`FileError::Unguardable`] if the path is not a plain file, or has become a symlink or got a
-    /// second hard link.
+    /// [`FileError::Io`]; [`FileError::Unguardable`] if the path is not a plain file, or has become a symlink
+    /// or got a second hard link.
     pub fn read(&self) -> Result<Option<Vec<u8>>, FileError> {
         disk::read(&self.paths.data)
     }
 
-    /// Checks, and replaces the file's content by `bytes`, completely or not at all. On success both the marks and the
-    /// content are durable. Mode, owner and group of the file are kept as far as the process may set them; extended
-    /// attributes are lost.
+    /// Checks, and replaces the file's content by `bytes`, completely or not at all. On success both the
+    /// marks and the content are durable. Mode, owner and group of the file are kept as far as the process
+    /// may set them; extended attributes are lost.
     ///
     /// # Errors
-    /// [`FileError::Refused`]: nothing was written. [`FileError::Unsure`]: written, but a power loss may undo the
-    /// write; write again with the same token. After any other error the old content is unchanged, and the same token
-    /// may try again.
+    /// [`FileError::Refused`]: nothing was written. [`FileError::Unsure`]: written, but a power loss may undo
+    /// the write; write again with the same token. After any other error the old content is unchanged, and
+    /// the same token may try again.
     pub fn write(&self, section: Section, bytes: &[u8]) -> Result<(), FileError> {
         self.pass(Action::Write, section, |held| steps::put(held, bytes))
     }
 
-    /// Checks, and runs `effect` while the flock is held, so that no other check of this file runs meanwhile: for
-    /// several files under one fence, or for appending. The marks are durable before `effect` starts. `effect` must
-    /// make its own changes durable, and the next section must repair a partial effect after a crash. `effect` must be
-    /// short, must start no process that outlives it, and must not call the fence of this file.
+    /// Checks, and runs `effect` while the flock is held, so that no other check of this file runs meanwhile:
+    /// for several files under one fence, or for appending. The marks are durable before `effect` starts.
+    /// `effect` must make its own changes durable, and the next section must repair a partial effect after a
+    /// crash. `effect` must be short, must start no process that outlives it, and must not call the fence of
+    /// this file.
     ///
     /// # Errors
     /// As [`write`](Self::write), except [`FileError::Unsure`]. After an error `effect` has not run.
@@ -137,9 +141,9 @@ impl FileFence {
         self.pass(Action::Write, section, |_| Ok(effect()))
     }
 
-    /// Checks as a write does, without a write: for scripts whose effect can't run inside the library. A later section
-    /// may enter between this check and the effect, so a stale effect becomes less likely, but stays possible. Prefer
-    /// [`write`](Self::write).
+    /// Checks as a write does, without a write: for scripts whose effect can't run inside the library. A
+    /// later section may enter between this check and the effect, so a stale effect becomes less likely, but
+    /// stays possible. Prefer [`write`](Self::write).
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -147,13 +151,13 @@ impl FileFence {
         self.write_with(section, || ())
     }
 
-    /// As [`write_with`](Self::write_with), but each token passes only once, and `enter` is not needed: for an effect
-    /// that does not depend on anything read before, executed at most once per grant (rule F-d). The token counts as
-    /// used even if `effect` fails or the process dies in it.
+    /// As [`write_with`](Self::write_with), but each token passes only once, and `enter` is not needed: for
+    /// an effect that does not depend on anything read before, executed at most once per grant (rule F-d).
+    /// The token counts as used even if `effect` fails or the process dies in it.
     ///
     /// # Errors
-    /// As [`write`](Self::write), and [`Refused::Repeated`](crate::Refused::Repeated) for a token that has passed
-    /// before.
+    /// As [`write`](Self::write), and [`Refused::Repeated`](crate::Refused::Repeated) for a token that has
+    /// passed before.
     pub fn check_once<R>(&self, section: Section, effect: impl FnOnce() -> R) -> Result<R, FileError> {
         self.pass(Action::CheckOnce, section, |_| Ok(effect()))
     }
@@ -161,19 +165,20 @@ impl FileFence {
     /// The current marks; the default ones if the file's fence was never used. Creates nothing.
     ///
     /// # Errors
-    /// [`FileError::MarksMissing`], [`FileError::MarksCorrupt`], [`FileError::MarksNewer`], [`FileError::Io`].
+    /// [`FileError::MarksMissing`], [`FileError::MarksCorrupt`], [`FileError::MarksNewer`],
+    /// [`FileError::Io`].
     pub fn marks(&self) -> Result<Marks, FileError> {
         disk::peek(&self.paths)
     }
 
-    /// Sets the two base marks (`any` and `writer`, see [`Marks`]) to `to`, higher or lower, and removes the marks of
-    /// all slots. For the one case in which marks may be lowered: the move to another lock service whose tokens are
-    /// lower. Stop all writers first: sections that still run under a token of the old service would be refused or
-    /// accepted arbitrarily.
+    /// Sets the two base marks (`any` and `writer`, see [`Marks`]) to `to`, higher or lower, and removes the
+    /// marks of all slots. For the one case in which marks may be lowered: the move to another lock service
+    /// whose tokens are lower. Stop all writers first: sections that still run under a token of the old
+    /// service would be refused or accepted arbitrarily.
     ///
     /// # Errors
-    /// As [`marks`](Self::marks) and [`enter`](Self::enter): damaged or missing marks are refused here too. After
-    /// an I/O error the marks may be the old or the new ones; call `reset` again.
+    /// As [`marks`](Self::marks) and [`enter`](Self::enter): damaged or missing marks are refused here too.
+    /// After an I/O error the marks may be the old or the new ones; call `reset` again.
     pub fn reset(&self, to: Token) -> Result<(), FileError> {
         steps::reset(&mut LockedFiles::open(&self.paths, self.wait)?, to)
     }

@@ -1,8 +1,8 @@
 //! The order of the steps of a check and of a write, without the system calls.
 //!
-//! Guarantees that after a kill or a power loss data never exist without their mark, and that a call succeeds only once
-//! its changes are durable. Drives a [`FenceFiles`] instead of the filesystem, so that `steps_tests` can simulate a
-//! power loss after every step.
+//! Guarantees that after a kill or a power loss data never exist without their mark, and that a call succeeds
+//! only once its changes are durable. Drives a [`FenceFiles`] instead of the filesystem, so that
+//! `steps_tests` can simulate a power loss after every step.
 
 use lockkeeper_core::Token;
 
@@ -39,11 +39,12 @@ pub(super) trait FenceFiles {
     fn unsure(&self, source: FileError) -> FileError;
 }
 
-/// Reads the marks. A missing mark file means a resource that was never seen, or lost marks (an error) if `founded` is
-/// true.
+/// Reads the marks. A missing mark file means a resource that was never seen, or lost marks (an error) if
+/// `founded` is true.
 pub(super) fn load(disk: &mut impl FenceFiles) -> Result<Marks, FileError> {
-    // `founded` is read first. In the other order, a concurrent first check could run between the two reads of a reader
-    // without the flock: that reader would find no marks but `founded` true, and report lost marks.
+    // `founded` is read first. In the other order, a concurrent first check could run between the two reads
+    // of a reader without the flock: that reader would find no marks but `founded` true, and report lost
+    // marks.
     let founded = disk.founded()?;
     match disk.marks()? {
         Some(bytes) => format::decode(&bytes).map_err(|why| disk.unreadable(why)),
@@ -74,9 +75,9 @@ fn replace(disk: &mut impl FenceFiles, marks: &Marks) -> Result<(), FileError> {
     disk.rename(Target::Marks)
 }
 
-/// Makes the current directory entries durable, and records that marks exist. Runs even if no mark rose: the mark, or
-/// the data that this section will read, may have been renamed into place by a process that was killed before it synced
-/// the directory.
+/// Makes the current directory entries durable, and records that marks exist. Runs even if no mark rose: the
+/// mark, or the data that this section will read, may have been renamed into place by a process that was
+/// killed before it synced the directory.
 fn settle(disk: &mut impl FenceFiles) -> Result<(), FileError> {
     disk.sync_names()?;
     if !disk.founded()? {

@@ -1,7 +1,7 @@
 //! Kills and power cuts after every step, on a model of a directory.
 //!
-//! The model is harsher than common filesystems: any subset of the renames since the last sync may survive a power
-//! cut, those of marks and of data in any combination.
+//! The model is harsher than common filesystems: any subset of the renames since the last sync may survive a
+//! power cut, those of marks and of data in any combination.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::io;
@@ -141,8 +141,8 @@ struct Acknowledged {
     data: u64,
 }
 
-/// Runs sections with the tokens 5, 6 and 7 in order; 7 writes without entering. Starts at call `from`; returns the
-/// call in which the process died, or `None` if it lived.
+/// Runs sections with the tokens 5, 6 and 7 in order; 7 writes without entering. Starts at call `from`;
+/// returns the call in which the process died, or `None` if it lived.
 fn run(disk: &mut Model, write: Write, from: usize, told: &mut Acknowledged) -> Option<usize> {
     let calls = [(5, false), (5, true), (5, true), (6, false), (6, true), (7, true)];
     for (call, (token, writes)) in calls.into_iter().enumerate().skip(from) {
@@ -185,8 +185,9 @@ fn judge(left: Names, told: &Acknowledged) -> Result<(), String> {
     Ok(())
 }
 
-/// Kills the first process after every step; then a second process repeats the interrupted call and continues, and the
-/// power is cut after every step of the second process. Returns the number of outcomes checked.
+/// Kills the first process after every step; then a second process repeats the interrupted call and
+/// continues, and the power is cut after every step of the second process. Returns the number of outcomes
+/// checked.
 fn cut_everywhere(write: Write) -> Result<usize, String> {
     let mut judged = 0;
     for kill in 0.. {
@@ -252,8 +253,8 @@ fn mutant_success_before_directory_sync_is_detected() {
     assert!(found.expect_err("an error").contains("acknowledged"));
 }
 
-/// Shows why `pass` syncs even if no mark rose: a process that died may have renamed the marks without making the
-/// name durable.
+/// Shows why `pass` syncs even if no mark rose: a process that died may have renamed the marks without making
+/// the name durable.
 #[test]
 fn mutant_skipped_sync_of_an_equal_mark_is_detected() {
     let found = cut_everywhere(|disk, section, bytes| {

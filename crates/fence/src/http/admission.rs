@@ -1,4 +1,5 @@
-//! The fence's part of a request, in three steps: its headers, admission to the resource, and the durable marks.
+//! The fence's part of a request, in three steps: its headers, admission to the resource, and the durable
+//! marks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,7 +33,8 @@ pub struct FencedRequest<M> {
     is_answered_by_fence: bool,
 }
 
-/// A request that was admitted to its resource, and whose marks are not raised yet. Dropping it ends the request.
+/// A request that was admitted to its resource, and whose marks are not raised yet. Dropping it ends the
+/// request.
 #[must_use]
 pub struct AdmittedRequest<M> {
     settings: Arc<Settings<M>>,
@@ -53,9 +55,9 @@ impl<M> fmt::Debug for AdmittedRequest<M> {
 }
 
 impl<M: MarkStore> HttpFence<M> {
-    /// Reads the fencing headers of a request, for callers that are no `tower` layer; the fence's own [`Rules`](super::Rules)
-    /// about methods and resources are not applied. `None`: the request has no token, and needs none. Adds [`Fenced`] to
-    /// the request's extensions.
+    /// Reads the fencing headers of a request, for callers that are no `tower` layer; the fence's own
+    /// [`Rules`](super::Rules) about methods and resources are not applied. `None`: the request has no token,
+    /// and needs none. Adds [`Fenced`] to the request's extensions.
     ///
     /// # Errors
     /// The response to a request that is refused.
@@ -84,7 +86,8 @@ impl<M: MarkStore> FencedRequest<M> {
         self.is_answered_by_fence
     }
 
-    /// Waits for the request's admission. From then on, requests with lower tokens are refused at this resource.
+    /// Waits for the request's admission. From then on, requests with lower tokens are refused at this
+    /// resource.
     ///
     /// Cancel safe.
     ///
@@ -121,8 +124,8 @@ impl<M: MarkStore> AdmittedRequest<M> {
 }
 
 impl AdmittedRequest<DurableMarks> {
-    /// As [`Self::raise`], unless `refusal` finds a reason in the marks: both are decided in one step, so no other request's
-    /// marks come in between.
+    /// As [`Self::raise`], unless `refusal` finds a reason in the marks: both are decided in one step, so no
+    /// other request's marks come in between.
     ///
     /// Cancel safe; a mark may have risen then.
     ///
@@ -169,8 +172,8 @@ impl<M: MarkStore> Settings<M> {
         let reads = is_read(&parts.method);
         let action = said.action.unwrap_or(if reads { Action::Enter } else { Action::Write });
         if action == Action::Enter && !reads && parts.method != Method::POST {
-            // A 204 by the fence would look as if the request had been executed; calling the handler would execute a
-            // write that was checked only as an enter.
+            // A 204 by the fence would look as if the request had been executed; calling the handler would
+            // execute a write that was checked only as an enter.
             return Err(Problem::meaningless(format!(
                 "Fencing-Action: enter goes with POST, which does nothing else, or with GET and HEAD, which then read; \
                  not with {}",
@@ -202,8 +205,8 @@ fn resource(parts: &Parts, name: Option<String>, said: Option<Resource>) -> Resu
     }
 }
 
-/// The resource that the path names, percent-decoded: most services treat `/a` and `/%61` as the same path, and two
-/// names would have two sets of marks.
+/// The resource that the path names, percent-decoded: most services treat `/a` and `/%61` as the same path,
+/// and two names would have two sets of marks.
 fn of_path(parts: &Parts) -> Result<Resource, Problem> {
     let path = parts.uri.path();
     let bad = |why: &str| {

@@ -12,10 +12,10 @@ use super::passage::Pass;
 pin_project! {
   /// The body that the handler returned, or one of the fence's own.
   ///
-  /// A write ends when its body does: a handler may do work while it streams the body, and a later section must not
-  /// overtake that work. So a write stays admitted until the last frame, or until the body is dropped because the
-  /// client disconnected. A read (a request that enters) changes nothing, so it leaves when the handler returns;
-  /// otherwise a slow client could block the next holder indefinitely.
+  /// A write ends when its body does: a handler may do work while it streams the body, and a later section
+  /// must not overtake that work. So a write stays admitted until the last frame, or until the body is
+  /// dropped because the client disconnected. A read (a request that enters) changes nothing, so it leaves
+  /// when the handler returns; otherwise a slow client could block the next holder indefinitely.
   pub struct FencedBody<B> {
     #[pin]
     inner: BodyInner<B>,

@@ -1,7 +1,7 @@
 //! The fencing headers of a request.
 //!
-//! Reads the four headers, each of which may be sent once. A malformed header is refused, since falling back to its
-//! default would check less than the client intended.
+//! Reads the four headers, each of which may be sent once. A malformed header is refused, since falling back
+//! to its default would check less than the client intended.
 
 use http::header::{HeaderMap, HeaderName};
 
@@ -32,8 +32,8 @@ pub(super) struct FenceHeaders {
 /// `None` if the request has no fencing headers.
 pub(super) fn read(headers: &HeaderMap) -> Result<Option<FenceHeaders>, Problem> {
     let Some(token) = one(headers, &TOKEN)? else {
-        // If another fencing header is present, the token was forgotten; passing the request unchecked would hide
-        // the mistake.
+        // If another fencing header is present, the token was forgotten; passing the request unchecked would
+        // hide the mistake.
         return match [&RESOURCE, &MODE, &ACTION].into_iter().find(|name| headers.contains_key(*name)) {
             Some(name) => {
                 Err(Problem::malformed(&TOKEN, format!("is missing, though {} is there", shown(name))))

@@ -1,8 +1,9 @@
 //! A fence in front of an HTTP service: a `tower` layer for axum, hyper, tonic and other `tower` servers.
 //!
-//! Defines the protocol between client and fence, and the path of a request: parse its headers (`headers.rs`), wait
-//! for admission to its resource (`passage.rs`, [`door`](crate::door)) and make the mark durable (`admission.rs`), run the handler,
-//! and leave once its effect has ended (`body.rs`). Requires tokio's timer.
+//! Defines the protocol between client and fence, and the path of a request: parse its headers
+//! (`headers.rs`), wait for admission to its resource (`passage.rs`, [`door`](crate::door)) and make the mark
+//! durable (`admission.rs`), run the handler, and leave once its effect has ended (`body.rs`). Requires
+//! tokio's timer.
 //!
 //! # Request
 //! ```text
@@ -31,16 +32,17 @@
 //! | 507 | `…:full` | a new resource or slot, and the store keeps as many marks as it may |
 //! | 503 | `…:busy`, `…:unavailable` | a request with a lower token is still running; the marks can't be read or made durable |
 //!
-//! The mark is durable before the handler runs. Once a request with a higher token has arrived, none with a lower token
-//! starts, and the new request starts only when all those with lower tokens have ended. (Readers run concurrently, and
-//! so do permits of different slots.) A handler has ended when its future has completed or was dropped and, for a
-//! write, its response body too. The fence does not cover work that a handler leaves running elsewhere (a spawned task,
-//! a statement that the database continues after the client disconnected): such work must check its token itself, see
-//! [`Fenced`].
+//! The mark is durable before the handler runs. Once a request with a higher token has arrived, none with a
+//! lower token starts, and the new request starts only when all those with lower tokens have ended. (Readers
+//! run concurrently, and so do permits of different slots.) A handler has ended when its future has completed
+//! or was dropped and, for a write, its response body too. The fence does not cover work that a handler
+//! leaves running elsewhere (a spawned task, a statement that the database continues after the client
+//! disconnected): such work must check its token itself, see [`Fenced`].
 //!
-//! Every request for a resource must pass through one fence: two processes with separate mark files, or a second path
-//! to the data, bypass it. And all clients must use the same name for a resource: by default the name is the path. If
-//! one resource has several paths, set [`Rules::resource_by`], so that clients can't choose the name.
+//! Every request for a resource must pass through one fence: two processes with separate mark files, or a
+//! second path to the data, bypass it. And all clients must use the same name for a resource: by default the
+//! name is the path. If one resource has several paths, set [`Rules::resource_by`], so that clients can't
+//! choose the name.
 
 mod admission;
 mod body;
@@ -106,8 +108,8 @@ struct Settings<M> {
     wait: Duration,
 }
 
-/// Whether requests of this method change nothing: `GET`, `HEAD` and `OPTIONS` (F-c). All others count as writes, also those that
-/// are unknown.
+/// Whether requests of this method change nothing: `GET`, `HEAD` and `OPTIONS` (F-c). All others count as
+/// writes, also those that are unknown.
 #[must_use]
 pub fn is_read(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
@@ -115,7 +117,8 @@ pub fn is_read(method: &Method) -> bool {
 
 type ResourceBy = Arc<dyn Fn(&Parts) -> String + Send + Sync>;
 
-/// Added to the extensions of a request with a token, so that the handler can check the token at its own resources.
+/// Added to the extensions of a request with a token, so that the handler can check the token at its own
+/// resources.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fenced {
     /// The fenced resource.
@@ -127,8 +130,8 @@ pub struct Fenced {
 }
 
 impl<M: MarkStore> HttpFence<M> {
-    /// A fence with these marks. It guards every method but `GET`, `HEAD` and `OPTIONS`; the resource is the one named in
-    /// the request, or its path.
+    /// A fence with these marks. It guards every method but `GET`, `HEAD` and `OPTIONS`; the resource is the
+    /// one named in the request, or its path.
     #[must_use]
     pub fn new(store: M) -> Self {
         Self::with(store, Rules::default())
@@ -185,8 +188,8 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// Sets the methods that require a token: without one, 428. Other methods are checked only if a token is sent. Default:
-    /// all but `GET`, `HEAD` and `OPTIONS`.
+    /// Sets the methods that require a token: without one, 428. Other methods are checked only if a token is
+    /// sent. Default: all but `GET`, `HEAD` and `OPTIONS`.
     #[must_use]
     pub fn guard(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.guarded = Some(methods.into_iter().collect());

@@ -1,7 +1,7 @@
 //! The admission of requests to all resources, each by its [`Door`]: asks for admission, and waits.
 //!
-//! Keeps a [`Door`] for each resource in use, and bounds the wait. Dropping a [`Pass`] removes the request from its
-//! `Door`, however the request ended.
+//! Keeps a [`Door`] for each resource in use, and bounds the wait. Dropping a [`Pass`] removes the request
+//! from its `Door`, however the request ended.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,8 +33,8 @@ impl DoorEntry {
     fn tell(&mut self, answers: Vec<WaitOutcome>) {
         for WaitOutcome { place, verdict } in answers {
             if let Some(sender) = self.waiting.remove(&place) {
-                // Sending fails if the request was cancelled. Its `Pass` is dropped then, and removes it from the
-                // `Door`.
+                // Sending fails if the request was cancelled. Its `Pass` is dropped then, and removes it from
+                // the `Door`.
                 let _ = sender.send(verdict);
             }
         }
@@ -50,8 +50,8 @@ pub struct Pass {
 }
 
 impl Doors {
-    /// Waits for admission. The caller checks the durable marks next (`door.rs` gives the reason for this order). Cancel
-    /// safe: dropping the future drops the `Pass`.
+    /// Waits for admission. The caller checks the durable marks next (`door.rs` gives the reason for this
+    /// order). Cancel safe: dropping the future drops the `Pass`.
     pub(super) async fn admit(
         self: &Arc<Self>,
         wait_at_most: Duration,
@@ -63,8 +63,8 @@ impl Doors {
         if let Some(verdict) = waiting {
             match tokio::time::timeout(wait_at_most, verdict).await {
                 Ok(Ok(verdict)) => verdict?,
-                // `Ok(Err)` can't happen: only dropping `pass`, which is still alive, drops the sender without a
-                // verdict.
+                // `Ok(Err)` can't happen: only dropping `pass`, which is still alive, drops the sender
+                // without a verdict.
                 Ok(Err(_)) | Err(_) => return Err(Problem::busy(wait_at_most)),
             }
         }

@@ -17,8 +17,8 @@ use crate::store::MarksError;
 /// The common prefix of every `type`; the kind follows.
 pub const TYPE_PREFIX: &str = "urn:lockkeeper:fence:";
 
-/// `Retry-After` of a 503, in seconds. The client has waited already, and an immediate retry would likely fail
-/// again.
+/// `Retry-After` of a 503, in seconds. The client has waited already, and an immediate retry would likely
+/// fail again.
 const RETRY_AFTER_S: u32 = 1;
 
 /// Why a request was refused.

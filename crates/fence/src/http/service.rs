@@ -60,8 +60,8 @@ where
     }
 
     fn call(&mut self, request: Request<In>) -> Self::Future {
-        // The caller has polled this instance ready, not the clone; so this instance serves the request, and the
-        // clone replaces it.
+        // The caller has polled this instance ready, not the clone; so this instance serves the request, and
+        // the clone replaces it.
         let copy = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, copy);
         let settings = Arc::clone(&self.settings);

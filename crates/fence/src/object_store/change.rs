@@ -1,27 +1,28 @@
-//! One change of one object: reads it, decides, puts the next record conditionally, and determines whether the put
-//! took effect.
+//! One change of one object: reads it, decides, puts the next record conditionally, and determines whether
+//! the put took effect.
 //!
-//! Guarantees that no change is lost, applied twice or reported wrongly, for any response of the store. It does not
-//! depend on the decision, which is made by [`Marks::check`](crate::Marks::check) and its callers.
+//! Guarantees that no change is lost, applied twice or reported wrongly, for any response of the store. It
+//! does not depend on the decision, which is made by [`Marks::check`](crate::Marks::check) and its callers.
 //!
-//! The response to a conditional put can be lost. It can also be "condition failed" only because the client resent
-//! the put after a lost response and the first copy had taken effect. So a failed condition is not conclusive: the
-//! object is read again, and its record determines the outcome ([`Fate`]):
-//! - The record has our nonce, or lists it among the previous changes: our put took effect, though other changes
-//!   may have followed.
-//! - The record is still the one that we read before: our put did not take effect yet, but may be in flight. The
-//!   same bytes are put again; at most one of the two puts can take effect, since they have the same condition.
-//! - The record lists the nonce of the one that we read before, but not ours: another change followed the old record,
-//!   so ours can never take effect. The decision is made again, on the current record.
+//! The response to a conditional put can be lost. It can also be "condition failed" only because the client
+//! resent the put after a lost response and the first copy had taken effect. So a failed condition is not
+//! conclusive: the object is read again, and its record determines the outcome ([`Fate`]):
+//! - The record has our nonce, or lists it among the previous changes: our put took effect, though other
+//!   changes may have followed.
+//! - The record is still the one that we read before: our put did not take effect yet, but may be in flight.
+//!   The same bytes are put again; at most one of the two puts can take effect, since they have the same
+//!   condition.
+//! - The record lists the nonce of the one that we read before, but not ours: another change followed the old
+//!   record, so ours can never take effect. The decision is made again, on the current record.
 //! - The record is older than the one that we read before: the read lags, and is repeated.
 //! - There is no object any more: a client that bypassed the fence removed it ([`ObjectError::Removed`]).
-//! - None of these, because more than [`BEFORE_MAX`](super::record::BEFORE_MAX) changes came between: the outcome is
-//!   unknown ([`ObjectError::Unsure`]).
+//! - None of these, because more than [`BEFORE_MAX`](super::record::BEFORE_MAX) changes came between: the
+//!   outcome is unknown ([`ObjectError::Unsure`]).
 //!
 //! Every call puts, even if it raises no mark. If an earlier put of the same holder is still in flight, its
-//! condition fails from then on. The put also proves that the check was made on the object's current state, even if
-//! the store's reads lag. A refusal needs no such proof: it is correct even on a lagging read, since marks only
-//! rise.
+//! condition fails from then on. The put also proves that the check was made on the object's current state,
+//! even if the store's reads lag. A refusal needs no such proof: it is correct even on a lagging read, since
+//! marks only rise.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +46,8 @@ const PAUSE_FIRST: Duration = Duration::from_millis(10);
 pub(super) struct Objects {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) holds: Holds,
-    /// The largest number of tries for one change. A try is a put, or a repeated read after a failed or lagging one.
+    /// The largest number of tries for one change. A try is a put, or a repeated read after a failed or
+    /// lagging one.
     pub(super) tries: u32,
 }
 
@@ -140,8 +142,8 @@ impl Objects {
         Ok(Some(ReadRecord { record, version }))
     }
 
-    /// Changes the object as decided by `decide`, which is called again each time another writer changed the object
-    /// first. Its argument is `None` if the object does not exist.
+    /// Changes the object as decided by `decide`, which is called again each time another writer changed the
+    /// object first. Its argument is `None` if the object does not exist.
     ///
     /// # Errors
     /// Those of `decide`, with nothing done; [`ObjectError::Contended`], [`ObjectError::Unsure`],
@@ -238,8 +240,8 @@ impl<T> Attempt<T> {
             return Fate::Done;
         }
         let Some(base) = base else {
-            // If the record lists all changes back to the first one, ours is not among them: another writer created
-            // the object.
+            // If the record lists all changes back to the first one, ours is not among them: another writer
+            // created the object.
             let whole = now.change == now.before.len() as u64 + 1;
             return if whole { Fate::Overtaken } else { Fate::Unknown };
         };

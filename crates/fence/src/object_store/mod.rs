@@ -1,9 +1,10 @@
 //! Fences for objects in a store: S3, Azure Blob Storage and the other stores that the crate `object_store`
 //! supports.
 //!
-//! Contains the public calls of [`ObjectFence`]; those of [`PointerFence`] are in `pointer`. The conditional put and
-//! the detection of its outcome are in `change`, the bytes of an object in `record`, the checks of a store in `probe`.
-//! The fence depends on no lock service and on no particular store: the caller supplies the store.
+//! Contains the public calls of [`ObjectFence`]; those of [`PointerFence`] are in `pointer`. The conditional
+//! put and the detection of its outcome are in `change`, the bytes of an object in `record`, the checks of a
+//! store in `probe`. The fence depends on no lock service and on no particular store: the caller supplies the
+//! store.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -18,22 +19,22 @@
 //! ```
 //!
 //! Two types, for small and for large content:
-//! - [`ObjectFence`]: marks and content in one object, so that check and effect are one put. Every `enter` and every
-//!   write reads and puts the whole object: for content up to [`CONTENT_BYTES_MAX`].
-//! - [`PointerFence`]: the content is a separate object of any size, written once under a name never used before; a
-//!   small fenced object points to it.
+//! - [`ObjectFence`]: marks and content in one object, so that check and effect are one put. Every `enter`
+//!   and every write reads and puts the whole object: for content up to [`CONTENT_BYTES_MAX`].
+//! - [`PointerFence`]: the content is a separate object of any size, written once under a name never used
+//!   before; a small fenced object points to it.
 //!
 //! Both require conditional puts: a put that takes effect only if the object is unchanged since the read
-//! (If-Match), or does not exist (If-None-Match: *). [`ObjectFence::connect`] checks that the store rejects a put
-//! whose condition does not hold, and refuses a store that doesn't. A mark is as durable as the store's
+//! (If-Match), or does not exist (If-None-Match: *). [`ObjectFence::connect`] checks that the store rejects a
+//! put whose condition does not hold, and refuses a store that doesn't. A mark is as durable as the store's
 //! acknowledged puts; neither a killed process nor a lost response undoes it.
 //!
-//! Reads: S3, Azure and Google guarantee that a read returns the latest put. A check does not depend on that, but
-//! the result of `read` does: with a store whose reads may lag, use the content that `enter` returns.
+//! Reads: S3, Azure and Google guarantee that a read returns the latest put. A check does not depend on that,
+//! but the result of `read` does: with a store whose reads may lag, use the content that `enter` returns.
 //!
-//! The fence does not detect changes that bypass it: puts and deletes by other clients, a lifecycle rule of the
-//! bucket, replication into the bucket. Removing an object removes its marks. Restrict write access to users of the
-//! fence.
+//! The fence does not detect changes that bypass it: puts and deletes by other clients, a lifecycle rule of
+//! the bucket, replication into the bucket. Removing an object removes its marks. Restrict write access to
+//! users of the fence.
 
 mod change;
 mod error;
@@ -56,12 +57,12 @@ use record::{Holds, Record};
 #[cfg(any(test, fuzzing))]
 pub(crate) use record::{fuzz_record, fuzz_seed};
 
-/// Most bytes of content of an [`ObjectFence`]: 8 MiB. An `enter` or a write transfers the content twice, which should
-/// take well below a second.
+/// Most bytes of content of an [`ObjectFence`]: 8 MiB. An `enter` or a write transfers the content twice,
+/// which should take well below a second.
 pub const CONTENT_BYTES_MAX: u64 = 8 << 20;
 
-/// Default limit of tries per call while other writers change the object. The pauses between that many tries are about
-/// half a minute together.
+/// Default limit of tries per call while other writers change the object. The pauses between that many tries
+/// are about half a minute together.
 pub const TRIES_DEFAULT: u32 = 64;
 
 /// Fenced objects with their content; each object is a resource, named by its path. Any number of values and
@@ -72,8 +73,8 @@ pub struct ObjectFence {
 }
 
 impl ObjectFence {
-    /// A fence for the objects in `store`. First checks that the store rejects a put whose condition does not hold,
-    /// with temporary objects below `.lockkeeper-probe/`. For a part of a bucket wrap the store in
+    /// A fence for the objects in `store`. First checks that the store rejects a put whose condition does not
+    /// hold, with temporary objects below `.lockkeeper-probe/`. For a part of a bucket wrap the store in
     /// [`PrefixStore`](object_store::prefix::PrefixStore).
     ///
     /// The store's own timeouts and retries apply; each try of a call is one read and one put.
@@ -93,8 +94,9 @@ impl ObjectFence {
         self
     }
 
-    /// Raises the marks of `resource`, and returns its content at that moment; `None` if there is none. Call it
-    /// before the section reads the data that it will write: lower tokens can no longer change the returned content.
+    /// Raises the marks of `resource`, and returns its content at that moment; `None` if there is none. Call
+    /// it before the section reads the data that it will write: lower tokens can no longer change the
+    /// returned content.
     ///
     /// # Errors
     /// [`ObjectError::Refused`] if a later section has passed: stop. Any other error: the section must not
@@ -111,19 +113,19 @@ impl ObjectFence {
     /// The content of `resource`; `None` if there is none. Enter first, otherwise an update can be lost.
     ///
     /// # Errors
-    /// [`ObjectError::Store`], [`ObjectError::Foreign`], [`ObjectError::OtherFence`], [`ObjectError::Corrupt`],
-    /// [`ObjectError::Newer`].
+    /// [`ObjectError::Store`], [`ObjectError::Foreign`], [`ObjectError::OtherFence`],
+    /// [`ObjectError::Corrupt`], [`ObjectError::Newer`].
     pub async fn read(&self, resource: &str) -> Result<Option<Bytes>, ObjectError> {
         Ok(self.objects.read(&path_of(resource)?).await?.and_then(|record| record.content))
     }
 
-    /// Checks, and replaces the content of `resource`, in one put. On success both the mark and the content are as
-    /// durable as the store's acknowledged puts.
+    /// Checks, and replaces the content of `resource`, in one put. On success both the mark and the content
+    /// are as durable as the store's acknowledged puts.
     ///
     /// # Errors
-    /// [`ObjectError::Refused`], [`ObjectError::Contended`]: nothing was written. [`ObjectError::Unsure`]: it may
-    /// have been written, or may still be; enter again with the same token. [`ObjectError::TooLarge`], and as for
-    /// [`enter`](Self::enter).
+    /// [`ObjectError::Refused`], [`ObjectError::Contended`]: nothing was written. [`ObjectError::Unsure`]: it
+    /// may have been written, or may still be; enter again with the same token. [`ObjectError::TooLarge`],
+    /// and as for [`enter`](Self::enter).
     pub async fn write(
         &self,
         resource: &str,
@@ -133,8 +135,8 @@ impl ObjectFence {
         self.put(resource, Action::Write, section, Some(content.into())).await
     }
 
-    /// As [`write`](Self::write), but each token passes only once, and `enter` is not needed: for an effect that does
-    /// not depend on anything read before, executed at most once per grant (rule F-d).
+    /// As [`write`](Self::write), but each token passes only once, and `enter` is not needed: for an effect
+    /// that does not depend on anything read before, executed at most once per grant (rule F-d).
     ///
     /// # Errors
     /// As `write`, and [`Refused::Repeated`](crate::Refused::Repeated) for a token that has passed before.
@@ -147,8 +149,8 @@ impl ObjectFence {
         self.put(resource, Action::CheckOnce, section, Some(content.into())).await
     }
 
-    /// Checks as a write does, and removes the content. The object remains, with its marks: without them a stale
-    /// token could write again.
+    /// Checks as a write does, and removes the content. The object remains, with its marks: without them a
+    /// stale token could write again.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -165,8 +167,8 @@ impl ObjectFence {
     }
 
     /// Sets the marks of `resource` to `to`, higher or lower, and keeps its content. For operators only, when
-    /// another lock service with lower tokens takes over, or marks were lost: no holder of an earlier token may be
-    /// running.
+    /// another lock service with lower tokens takes over, or marks were lost: no holder of an earlier token
+    /// may be running.
     ///
     /// # Errors
     /// As [`write`](Self::write), but never refused.

@@ -1,23 +1,27 @@
-//! Content of any size: a separate object for the data, and a small fenced object (the pointer) with its name.
+//! Content of any size: a separate object for the data, and a small fenced object (the pointer) with its
+//! name.
 //!
-//! Guarantees that a reader always finds one complete content, and that a sweep removes only data that no pointer names
-//! or will name. The pointer of `stock` is the object `stock`; its data are `stock.data/SWEEPS-NONCE`. Data are written
-//! once, under a name never used before, and only then does the fenced put set the pointer to them.
+//! Guarantees that a reader always finds one complete content, and that a sweep removes only data that no
+//! pointer names or will name. The pointer of `stock` is the object `stock`; its data are
+//! `stock.data/SWEEPS-NONCE`. Data are written once, under a name never used before, and only then does the
+//! fenced put set the pointer to them.
 //!
 //! # Why a sweep removes only unneeded data
-//! Data without a pointer may be old, or may belong to a writer that is about to set the pointer to them. Age alone
-//! can't distinguish the two, since a writer can stall for any time. So the pointer counts its sweeps:
-//! 1. A writer reads the count before it uploads (the count is part of the data's name), and may set the pointer
-//!    only if the count is unchanged. The conditional put enforces this: it replaces the very record in which the
-//!    count was checked.
-//! 2. A sweep first raises the count, by a conditional put, and reads the name of the current data in the same step.
-//! 3. Only then does it list the data. It removes data with a lower count, except those that the pointer named in
-//!    step 2.
+//! Data without a pointer may be old, or may belong to a writer that is about to set the pointer to them. Age
+//! alone can't distinguish the two, since a writer can stall for any time. So the pointer counts its sweeps:
+//! 1. A writer reads the count before it uploads (the count is part of the data's name), and may set the
+//!    pointer only if the count is unchanged. The conditional put enforces this: it replaces the very record
+//!    in which the count was checked.
+//! 2. A sweep first raises the count, by a conditional put, and reads the name of the current data in the
+//!    same step.
+//! 3. Only then does it list the data. It removes data with a lower count, except those that the pointer
+//!    named in step 2.
 //!
-//! After step 2 the pointer can no longer be set to data with a lower count, and the data that it named are kept. So an
-//! upload that is under way at that time can't be published: `write` uploads again, and `publish` fails with
-//! [`ObjectError::DraftSwept`]. The minimum age given to a sweep only makes the removal of data less likely that a
-//! reader has found in the pointer but not read yet. Ages are measured by the store's clock alone.
+//! After step 2 the pointer can no longer be set to data with a lower count, and the data that it named are
+//! kept. So an upload that is under way at that time can't be published: `write` uploads again, and `publish`
+//! fails with [`ObjectError::DraftSwept`]. The minimum age given to a sweep only makes the removal of data
+//! less likely that a reader has found in the pointer but not read yet. Ages are measured by the store's
+//! clock alone.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -38,7 +42,8 @@ use crate::rule::{Action, Marks, Section};
 
 /// Most uploads of one write, when sweeps come between.
 const UPLOADS_MAX: u32 = 3;
-/// Most times that a reader reads the pointer again because its data were swept before the reader could read them.
+/// Most times that a reader reads the pointer again because its data were swept before the reader could read
+/// them.
 const FOLLOWS_MAX: u32 = 8;
 
 /// Fenced resources with content of any size. Any number of values and processes may use the same store.
@@ -68,8 +73,8 @@ impl Draft {
 pub struct Swept {
     /// Number of removed objects.
     pub removed: u64,
-    /// Number of objects kept although the pointer does not name them: they are too young, or their names were made
-    /// after the sweep had raised the count.
+    /// Number of objects kept although the pointer does not name them: they are too young, or their names
+    /// were made after the sweep had raised the count.
     pub left: u64,
 }
 
@@ -140,16 +145,16 @@ impl PointerFence {
         Ok(Self { objects: Objects { store, holds: Holds::Pointer, tries: TRIES_DEFAULT } })
     }
 
-    /// Sets the largest number of tries per call while other writers change the pointer; at least one. Default
-    /// [`TRIES_DEFAULT`].
+    /// Sets the largest number of tries per call while other writers change the pointer; at least one.
+    /// Default [`TRIES_DEFAULT`].
     #[must_use]
     pub fn tries_at_most(mut self, limit: u32) -> Self {
         self.objects.tries = limit.max(1);
         self
     }
 
-    /// Raises the marks of `resource`, and returns the path of its data at that moment; `None` if there are none.
-    /// Call it before the section reads the data that it will write.
+    /// Raises the marks of `resource`, and returns the path of its data at that moment; `None` if there are
+    /// none. Call it before the section reads the data that it will write.
     ///
     /// # Errors
     /// [`ObjectError::Refused`] if a later section has passed: stop. Any other error: the section must not
@@ -164,11 +169,12 @@ impl PointerFence {
         self.objects.change(&path, decide).await
     }
 
-    /// The data of `resource`, as a stream; `None` if there are none. Enter first, otherwise an update can be lost.
+    /// The data of `resource`, as a stream; `None` if there are none. Enter first, otherwise an update can be
+    /// lost.
     ///
     /// # Errors
-    /// [`ObjectError::Store`]; [`ObjectError::DataLost`] if the data are missing, or have another length than those
-    /// published; [`ObjectError::Foreign`], [`ObjectError::OtherFence`], [`ObjectError::Corrupt`],
+    /// [`ObjectError::Store`]; [`ObjectError::DataLost`] if the data are missing, or have another length than
+    /// those published; [`ObjectError::Foreign`], [`ObjectError::OtherFence`], [`ObjectError::Corrupt`],
     /// [`ObjectError::Newer`].
     pub async fn open(&self, resource: &str) -> Result<Option<GetResult>, ObjectError> {
         let path = path_of(resource)?;
@@ -184,8 +190,8 @@ impl PointerFence {
             match self.objects.store.get_opts(&data, GetOptions::default()).await {
                 Ok(got) if got.meta.size == bytes => return Ok(Some(got)),
                 Ok(got) => return lost(format!("are {} bytes, and {bytes} were published", got.meta.size)),
-                // These data may have been swept after the pointer was read. Then the pointer names other data by now:
-                // read it again.
+                // These data may have been swept after the pointer was read. Then the pointer names other
+                // data by now: read it again.
                 Err(Error::NotFound { .. }) if follows < FOLLOWS_MAX && followed.as_ref() != Some(&name) => {
                     followed = Some(name);
                     follows += 1;
@@ -206,12 +212,13 @@ impl PointerFence {
         got.bytes().await.map(Some).map_err(ObjectError::store("read", &data))
     }
 
-    /// Checks, uploads `content` as new data, then checks again and sets the pointer to them in one put. Readers
-    /// see either the old content or the new one, never a mix.
+    /// Checks, uploads `content` as new data, then checks again and sets the pointer to them in one put.
+    /// Readers see either the old content or the new one, never a mix.
     ///
     /// # Errors
-    /// [`ObjectError::Refused`], [`ObjectError::Contended`]: nothing was written. [`ObjectError::Unsure`]: it may
-    /// have been written, or may still be; enter again with the same token. As for [`enter`](Self::enter).
+    /// [`ObjectError::Refused`], [`ObjectError::Contended`]: nothing was written. [`ObjectError::Unsure`]: it
+    /// may have been written, or may still be; enter again with the same token. As for
+    /// [`enter`](Self::enter).
     pub async fn write(
         &self,
         resource: &str,
@@ -221,8 +228,8 @@ impl PointerFence {
         self.put(resource, Action::Write, section, content.into()).await
     }
 
-    /// As [`write`](Self::write), but each token passes only once, and `enter` is not needed: for an effect that does
-    /// not depend on anything read before, executed at most once per grant (rule F-d).
+    /// As [`write`](Self::write), but each token passes only once, and `enter` is not needed: for an effect
+    /// that does not depend on anything read before, executed at most once per grant (rule F-d).
     ///
     /// # Errors
     /// As `write`, and [`Refused::Repeated`](crate::Refused::Repeated) for a token that has passed before.
@@ -298,10 +305,10 @@ impl PointerFence {
         self.objects.change(&path_of(resource)?, decide).await
     }
 
-    /// Removes data of `resource` that its pointer does not name and whose age is at least `older_than`, by the store's
-    /// clock. A sweep may run at any time and concurrently with all other calls, including other sweeps; it needs no
-    /// token. Choose a duration longer than an upload and a read: a shorter one is safe, but readers may have to read
-    /// again. Concurrent writers must upload again in any case.
+    /// Removes data of `resource` that its pointer does not name and whose age is at least `older_than`, by
+    /// the store's clock. A sweep may run at any time and concurrently with all other calls, including other
+    /// sweeps; it needs no token. Choose a duration longer than an upload and a read: a shorter one is safe,
+    /// but readers may have to read again. Concurrent writers must upload again in any case.
     ///
     /// # Errors
     /// [`ObjectError::Store`], [`ObjectError::Contended`], [`ObjectError::Unsure`], and those of
@@ -316,8 +323,8 @@ impl PointerFence {
         };
         let pointer = self.objects.change(&path, decide).await?;
         let store = &self.objects.store;
-        // The current time, by the clock that also dates the data: the time of the pointer's last put, which is this
-        // sweep's or a later one.
+        // The current time, by the clock that also dates the data: the time of the pointer's last put, which
+        // is this sweep's or a later one.
         let now = store.head(&path).await.map_err(ObjectError::store("look for", &path))?.last_modified;
 
         let folder = folder(&path);

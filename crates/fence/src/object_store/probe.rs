@@ -1,7 +1,7 @@
 //! The check of a store before its use: does it reject a put whose condition does not hold?
 //!
-//! Detects stores that ignore conditions (as many S3-compatible stores do, or did in earlier versions), whose ETags
-//! don't identify content, or that check and put in two steps. The last is a race, so its detection is
+//! Detects stores that ignore conditions (as many S3-compatible stores do, or did in earlier versions), whose
+//! ETags don't identify content, or that check and put in two steps. The last is a race, so its detection is
 //! probabilistic; the others are always detected. The temporary objects are removed again.
 
 use bytes::Bytes;
@@ -41,8 +41,8 @@ pub(super) async fn probe(store: &dyn ObjectStore) -> Result<(), ObjectError> {
         Err(error) => Err(error),
     };
     let cleaned = probe.clean().await;
-    // An error of the checks takes precedence over one of the cleanup. After successful checks a failed cleanup is the
-    // result.
+    // An error of the checks takes precedence over one of the cleanup. After successful checks a failed
+    // cleanup is the result.
     found.and(cleaned)
 }
 
@@ -86,8 +86,8 @@ impl Probe<'_> {
                 Err(error) => return Err(ObjectError::store("put", path)(error)),
             }
         }
-        // Zero is valid too: if a response is lost, the HTTP client resends the put, and the second copy fails because
-        // the first took effect.
+        // Zero is valid too: if a response is lost, the HTTP client resends the put, and the second copy
+        // fails because the first took effect.
         if done > 1 {
             return Err(unfit(self.store, Unfit::NotAtomic { what, done, of: RIVALS }));
         }
@@ -107,7 +107,8 @@ impl Probe<'_> {
         match self.put(&self.main, content, mode).await {
             Ok(_) => Ok(()),
             Err(error) if is_refusal(&error) => {
-                // If the HTTP client lost a response and resent the put, the first copy may have taken effect.
+                // If the HTTP client lost a response and resent the put, the first copy may have taken
+                // effect.
                 let (found, _) = self.look().await?;
                 if found == content.as_bytes() {
                     return Ok(());
@@ -135,8 +136,8 @@ impl Probe<'_> {
     fn not_supported(&self, what: &'static str, path: &Path, error: Error) -> ObjectError {
         let answer = error.to_string();
         match &error {
-            // Recognized by the name of the implementation in the error, since a store that wraps another store need
-            // not show it otherwise.
+            // Recognized by the name of the implementation in the error, since a store that wraps another
+            // store need not show it otherwise.
             Error::NotImplemented { implementer, .. } if implementer.contains("LocalFileSystem") => {
                 unfit(self.store, Unfit::LocalFiles)
             }

@@ -1,7 +1,7 @@
 //! The bytes of a fenced object: a text header, then the content.
 //!
-//! Checksums detect truncation and bit flips of the header and of the content, which are reported as errors and never
-//! read as other marks or other content. The header is text, so that operators can read it:
+//! Checksums detect truncation and bit flips of the header and of the content, which are reported as errors
+//! and never read as other marks or other content. The header is text, so that operators can read it:
 //! ```text
 //! lockkeeper-object 1
 //! holds content
@@ -13,13 +13,13 @@
 //! content 12 bytes 3f1c0a5d9b7e2468
 //! check 90ab12cd34ef5678
 //! ```
-//! - `nonce` is new with every change, so no two changes have equal bytes. An ETag may be the MD5 of the bytes:
-//!   with the nonce, an If-Match on an ETag identifies one change.
-//! - `change` counts the changes, and `before` lists the nonces of the previous ones, the newest first, at most
-//!   [`BEFORE_MAX`]. A writer that got no response uses this list to determine whether its change took effect, even
-//!   after further changes of the object.
-//! - `content` has the length and the XXH3 of the content, or is `content none` if there is none: a deleted object
-//!   remains, with its marks.
+//! - `nonce` is new with every change, so no two changes have equal bytes. An ETag may be the MD5 of the
+//!   bytes: with the nonce, an If-Match on an ETag identifies one change.
+//! - `change` counts the changes, and `before` lists the nonces of the previous ones, the newest first, at
+//!   most [`BEFORE_MAX`]. A writer that got no response uses this list to determine whether its change took
+//!   effect, even after further changes of the object.
+//! - `content` has the length and the XXH3 of the content, or is `content none` if there is none: a deleted
+//!   object remains, with its marks.
 //! - `check` is the XXH3 of the header up to this line.
 
 use std::fmt::{self, Write as _};
@@ -32,8 +32,8 @@ use crate::rule::Marks;
 
 /// The version that this code writes, and the only one that it reads.
 pub(super) const VERSION: u32 = 1;
-/// Most nonces of previous changes in a record. Far more than occur during one request: each change of another
-/// writer takes a read and a put.
+/// Most nonces of previous changes in a record. Far more than occur during one request: each change of
+/// another writer takes a read and a put.
 pub(super) const BEFORE_MAX: usize = 32;
 /// Longest header, in bytes.
 pub(super) const HEADER_BYTES_MAX: u64 = 512 + BEFORE_MAX as u64 * 33 + lines::BYTES_MAX;
@@ -48,7 +48,8 @@ const CHECK_BYTES: usize = 17;
 pub(super) struct Nonce(u128);
 
 impl Nonce {
-    /// Returns a new nonce, from the system's RNG: two processes, or a process and its fork, must never share one.
+    /// Returns a new nonce, from the system's RNG: two processes, or a process and its fork, must never share
+    /// one.
     ///
     /// # Errors
     /// The system's RNG failed.

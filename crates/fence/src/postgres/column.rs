@@ -1,10 +1,10 @@
 //! A table with a fence column (`fence bigint NOT NULL DEFAULT 0`): one mark per row.
 //!
-//! Builds the statements as plain SQL text, and interprets updates that matched no row. The condition `fence <= token`
-//! in the `UPDATE` itself makes check and effect one step, in any isolation level; apart from the column, nothing needs
-//! to be installed. Marks are as durable as the session's `synchronous_commit`: with `off`, a server crash may lose a
-//! mark after a section has read under it. One mark can't distinguish readers or slots, so only exclusive holds can use
-//! it.
+//! Builds the statements as plain SQL text, and interprets updates that matched no row. The condition `fence
+//! <= token` in the `UPDATE` itself makes check and effect one step, in any isolation level; apart from the
+//! column, nothing needs to be installed. Marks are as durable as the session's `synchronous_commit`: with
+//! `off`, a server crash may lose a mark after a section has read under it. One mark can't distinguish
+//! readers or slots, so only exclusive holds can use it.
 
 use lockkeeper_core::{ModeKind, Token};
 
@@ -48,23 +48,24 @@ impl Column {
         format!("ALTER TABLE {} ADD COLUMN {} bigint NOT NULL DEFAULT 0", self.table, self.fence)
     }
 
-    /// Raises the mark of the row with the key `$1` to the token `$2` (bigint). Commit it before the section reads.
+    /// Raises the mark of the row with the key `$1` to the token `$2` (bigint). Commit it before the section
+    /// reads.
     #[must_use]
     pub fn enter_sql(&self) -> String {
         let Self { table, key, fence } = self;
         format!("UPDATE {table} SET {fence} = $2 WHERE {key} = $1 AND {fence} <= $2")
     }
 
-    /// Writes the row with the key `$1` under the token `$2`. `set` is the `SET` clause, with parameters from `$3`
-    /// on. It is inserted as raw SQL: never build it from untrusted input.
+    /// Writes the row with the key `$1` under the token `$2`. `set` is the `SET` clause, with parameters from
+    /// `$3` on. It is inserted as raw SQL: never build it from untrusted input.
     #[must_use]
     pub fn write_sql(&self, set: &str) -> String {
         let Self { table, key, fence } = self;
         format!("UPDATE {table} SET {set}, {fence} = $2 WHERE {key} = $1 AND {fence} <= $2")
     }
 
-    /// As [`write_sql`](Self::write_sql), but each token passes only once, and `enter` is not needed: for an effect
-    /// that does not depend on anything read before, executed at most once per grant (rule F-d).
+    /// As [`write_sql`](Self::write_sql), but each token passes only once, and `enter` is not needed: for an
+    /// effect that does not depend on anything read before, executed at most once per grant (rule F-d).
     #[must_use]
     pub fn write_once_sql(&self, set: &str) -> String {
         let Self { table, key, fence } = self;

@@ -18,8 +18,8 @@ pub enum PostgresError {
     /// The text is not a valid resource name.
     #[error(transparent)]
     Resource(#[from] BadResource),
-    /// A conflict with another transaction: at REPEATABLE READ and SERIALIZABLE a change that this transaction's
-    /// snapshot does not include (40001), or a deadlock (40P01). No decision was made.
+    /// A conflict with another transaction: at REPEATABLE READ and SERIALIZABLE a change that this
+    /// transaction's snapshot does not include (40001), or a deadlock (40P01). No decision was made.
     #[error(
         "another transaction was in the way; nothing was done: roll back and run the whole transaction again"
     )]
@@ -142,8 +142,8 @@ pub(super) struct Reported<'a> {
 }
 
 impl Reported<'_> {
-    /// The refusal, if the fence's functions raised one. `action` is the requested action, which the server's error
-    /// does not contain.
+    /// The refusal, if the fence's functions raised one. `action` is the requested action, which the server's
+    /// error does not contain.
     pub(super) fn refused(&self, action: Action) -> Option<Refused> {
         match self.sqlstate? {
             "LK001" => {
@@ -169,8 +169,8 @@ impl Reported<'_> {
         }
         match self.sqlstate {
             Some("40001" | "40P01") => PostgresErrorKind::TryAgain,
-            // A schema or function is missing, or the role lacks rights. The message shows whether this concerns the
-            // fence or the caller's own objects.
+            // A schema or function is missing, or the role lacks rights. The message shows whether this
+            // concerns the fence or the caller's own objects.
             Some("3F000" | "42883" | "42501") if names_the_fence(self.message) => {
                 PostgresErrorKind::NotInstalled
             }
@@ -181,8 +181,8 @@ impl Reported<'_> {
     }
 }
 
-/// Whether the message concerns the fence. For a function without EXECUTE it contains only the unqualified function
-/// name.
+/// Whether the message concerns the fence. For a function without EXECUTE it contains only the unqualified
+/// function name.
 fn names_the_fence(message: &str) -> bool {
     message.contains("lockkeeper_fence")
         || ["enter", "check_write", "check_once", "read_marks", "version", "reset_marks"]

@@ -1,22 +1,24 @@
 //! A fence in PostgreSQL: the check is the first statement of the transaction that it guards.
 //!
-//! Contains the SQL (`fence.sql`, for a DBA to read and apply: [`SCHEMA_SQL`]) and the code that the two adapters
-//! share. The rule is implemented in `fence.sql`, as functions of the server, so that it applies to programs in any
-//! language. The caller's connections are used; none are opened here.
+//! Contains the SQL (`fence.sql`, for a DBA to read and apply: [`SCHEMA_SQL`]) and the code that the two
+//! adapters share. The rule is implemented in `fence.sql`, as functions of the server, so that it applies to
+//! programs in any language. The caller's connections are used; none are opened here.
 //!
-//! The adapters are [`tokio_postgres`] and [`sqlx`]: the same calls for two client libraries (features `tokio-postgres`
-//! and `sqlx`). Three ways to fence a table:
+//! The adapters are [`tokio_postgres`] and [`sqlx`]: the same calls for two client libraries (features
+//! `tokio-postgres` and `sqlx`). Three ways to fence a table:
 //!
-//! - `enter`, then `write` as the first statement of a transaction: any number of tables under one resource name,
-//!   all modes, marks in a separate table.
+//! - `enter`, then `write` as the first statement of a transaction: any number of tables under one resource
+//!   name, all modes, marks in a separate table.
 //! - [`Column`]: a table with one mark per row, nothing to install; exclusive holds only.
-//! - `lockkeeper_fence.guard_table('orders')`: a trigger, for programs that write to the table and can't be changed.
+//! - `lockkeeper_fence.guard_table('orders')`: a trigger, for programs that write to the table and can't be
+//!   changed.
 //!
-//! Durability. Marks survive a killed client or server. They survive a power loss if the server runs with `fsync = on`:
-//! a check sets `synchronous_commit` to `local` for its transaction if it is `off` (the plain statements of [`Column`]
-//! can't do so: with these, don't set `synchronous_commit` to `off`). They survive a fail-over only to a synchronous
-//! replica (`synchronous_standby_names`, and `synchronous_commit` at least `on`): otherwise the replica's marks may be
-//! older than those acknowledged, and a stale holder may pass. [`Findings`] has the server's settings.
+//! Durability. Marks survive a killed client or server. They survive a power loss if the server runs with
+//! `fsync = on`: a check sets `synchronous_commit` to `local` for its transaction if it is `off` (the plain
+//! statements of [`Column`] can't do so: with these, don't set `synchronous_commit` to `off`). They survive a
+//! fail-over only to a synchronous replica (`synchronous_standby_names`, and `synchronous_commit` at least
+//! `on`): otherwise the replica's marks may be older than those acknowledged, and a stale holder may pass.
+//! [`Findings`] has the server's settings.
 //!
 //! Transaction poolers (pgbouncer) work: a check needs no session state beyond its transaction.
 
@@ -33,15 +35,15 @@ pub use error::PostgresError;
 #[cfg(any(feature = "sqlx", feature = "tokio-postgres"))]
 use shared::{READ_MARKS, RESET, SETTINGS, arguments, bigint, call, found, marks_of};
 
-/// The schema, its table and its functions, as plain SQL with comments. The rights of applications are not part of it:
-/// [`grants_sql`] returns them. Applied only if the caller calls `install`.
+/// The schema, its table and its functions, as plain SQL with comments. The rights of applications are not
+/// part of it: [`grants_sql`] returns them. Applied only if the caller calls `install`.
 pub const SCHEMA_SQL: &str = include_str!("fence.sql");
 
 /// The version of [`SCHEMA_SQL`], as returned by `lockkeeper_fence.version()`.
 pub const SCHEMA_VERSION: i32 = 1;
 
-/// The minimal rights of `role` for the fence, as SQL: to use the schema, and to call all functions that an application
-/// needs. None of these lowers a mark. Apply it as the role that applied [`SCHEMA_SQL`].
+/// The minimal rights of `role` for the fence, as SQL: to use the schema, and to call all functions that an
+/// application needs. None of these lowers a mark. Apply it as the role that applied [`SCHEMA_SQL`].
 #[must_use]
 pub fn grants_sql(role: &str) -> String {
     let role = column::quoted(role);
@@ -144,8 +146,8 @@ mod shared {
         i64::try_from(token.get()).expect("a token is below 2^53")
     }
 
-    /// Builds the marks from rows of [`READ_MARKS`]. Slots whose marks are not above the base are left out, as in
-    /// the rule.
+    /// Builds the marks from rows of [`READ_MARKS`]. Slots whose marks are not above the base are left out,
+    /// as in the rule.
     pub(crate) fn marks_of(
         resource: &str,
         rows: impl Iterator<Item = (i32, i64, i64)>,

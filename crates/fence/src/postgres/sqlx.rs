@@ -1,7 +1,7 @@
 //! The Postgres fence on connections of `sqlx`.
 //!
-//! sqlx keeps prepared statements in the session. Behind a transaction pooler set `statement_cache_capacity(0)`, which
-//! sqlx needs there for any statement.
+//! sqlx keeps prepared statements in the session. Behind a transaction pooler set
+//! `statement_cache_capacity(0)`, which sqlx needs there for any statement.
 //!
 //! ```no_run
 //! use lockkeeper_fence::{Section, Token, postgres::{PostgresError, sqlx as fence}};
@@ -57,15 +57,16 @@ pub async fn check(executor: impl PgExecutor<'_>) -> Result<Findings, PostgresEr
 
 /// Raises the marks of `resource`. Call it before the section reads the data that it will write.
 ///
-/// With a pool, or a connection outside a transaction, the mark is committed when this returns. With a transaction
-/// (pass `&mut *transaction`) this must be its first statement, and the section's reads and writes must all be in that
-/// transaction: then other sections wait for its end instead of being refused (a stalled section blocks them, until
-/// `idle_in_transaction_session_timeout` if that is set).
+/// With a pool, or a connection outside a transaction, the mark is committed when this returns. With a
+/// transaction (pass `&mut *transaction`) this must be its first statement, and the section's reads and
+/// writes must all be in that transaction: then other sections wait for its end instead of being refused (a
+/// stalled section blocks them, until `idle_in_transaction_session_timeout` if that is set).
 ///
 /// # Errors
-/// [`Refused::Stale`] if a later section has passed: stop. [`PostgresError::TryAgain`] at REPEATABLE READ and above, or
-/// after a deadlock. [`PostgresError::Resource`], [`PostgresError::NotInstalled`], [`PostgresError::Replica`].
-/// [`PostgresError::Database`]: unknown whether the mark rose; entering again with the same token is harmless.
+/// [`Refused::Stale`] if a later section has passed: stop. [`PostgresError::TryAgain`] at REPEATABLE READ and
+/// above, or after a deadlock. [`PostgresError::Resource`], [`PostgresError::NotInstalled`],
+/// [`PostgresError::Replica`]. [`PostgresError::Database`]: unknown whether the mark rose; entering again
+/// with the same token is harmless.
 pub async fn enter(
     executor: impl PgExecutor<'_>,
     resource: &str,
@@ -74,14 +75,14 @@ pub async fn enter(
     pass(executor, Action::Enter, resource, section).await
 }
 
-/// Checks the section. Must be the first statement of a transaction that writes; until that transaction ends, other
-/// checks of this resource wait, except those of permits of other slots. All writes of the transaction take effect with
-/// its commit, or none.
+/// Checks the section. Must be the first statement of a transaction that writes; until that transaction ends,
+/// other checks of this resource wait, except those of permits of other slots. All writes of the transaction
+/// take effect with its commit, or none.
 ///
 /// # Errors
-/// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`PostgresError::TryAgain`] at
-/// REPEATABLE READ and above, or after a deadlock. [`PostgresError::Resource`], [`PostgresError::NotInstalled`],
-/// [`PostgresError::Replica`], [`PostgresError::Database`].
+/// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`PostgresError::TryAgain`]
+/// at REPEATABLE READ and above, or after a deadlock. [`PostgresError::Resource`],
+/// [`PostgresError::NotInstalled`], [`PostgresError::Replica`], [`PostgresError::Database`].
 pub async fn write(
     transaction: &mut Transaction<'_, Postgres>,
     resource: &str,
@@ -90,9 +91,9 @@ pub async fn write(
     pass(&mut **transaction, Action::Write, resource, section).await
 }
 
-/// As [`write()`], but each token passes only once, and `enter` is not needed: for an effect that does not depend on
-/// anything read before, executed at most once per grant (rule F-d). The token counts as used only if the transaction
-/// commits.
+/// As [`write()`], but each token passes only once, and `enter` is not needed: for an effect that does not
+/// depend on anything read before, executed at most once per grant (rule F-d). The token counts as used only
+/// if the transaction commits.
 ///
 /// # Errors
 /// As `write`, and [`Refused::Repeated`] for a token that has passed before.
@@ -119,9 +120,9 @@ pub async fn marks(executor: impl PgExecutor<'_>, resource: &str) -> Result<Mark
     marks_of(resource, rows.into_iter())
 }
 
-/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are lower.
-/// Stop all writers first: a holder of an old token would pass the lowered mark. Needs EXECUTE on `reset_marks`, which
-/// [`grants_sql`](super::grants_sql) deliberately omits.
+/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are
+/// lower. Stop all writers first: a holder of an old token would pass the lowered mark. Needs EXECUTE on
+/// `reset_marks`, which [`grants_sql`](super::grants_sql) deliberately omits.
 ///
 /// # Errors
 /// [`PostgresError::Resource`], [`PostgresError::NotInstalled`], [`PostgresError::Replica`],
@@ -150,8 +151,9 @@ where
     update(connection, column, Action::Enter, &column.enter_sql(), key, section, |_| Ok(())).await
 }
 
-/// Writes one row of a table with a fence column, and checks its mark: `set` is the `SET` clause, and `parameters` adds
-/// its parameters, from `$3` on. Check and effect are one statement, so no transaction is needed.
+/// Writes one row of a table with a fence column, and checks its mark: `set` is the `SET` clause, and
+/// `parameters` adds its parameters, from `$3` on. Check and effect are one statement, so no transaction is
+/// needed.
 ///
 /// ```no_run
 /// # use lockkeeper_fence::{Section, postgres::{Column, PostgresError, sqlx::write_row}};
@@ -197,7 +199,8 @@ where
     update(connection, column, Action::CheckOnce, &sql, key, section, parameters).await
 }
 
-/// Returns the refusal if `error`, from one of the caller's own statements, was raised by the trigger of `guard_table`.
+/// Returns the refusal if `error`, from one of the caller's own statements, was raised by the trigger of
+/// `guard_table`.
 #[must_use]
 pub fn refusal(error: &Error) -> Option<Refused> {
     reported(error).refused(Action::Write)

@@ -1,8 +1,8 @@
 //! The Postgres fence on connections of `tokio_postgres`.
 //!
-//! `enter`, `write` and `check_once` take one round trip each, with an unnamed statement: this leaves no state in the
-//! session, so transaction poolers work. The calls for a [`Column`] (`enter_row`, …) prepare a named statement first,
-//! which takes a further round trip.
+//! `enter`, `write` and `check_once` take one round trip each, with an unnamed statement: this leaves no
+//! state in the session, so transaction poolers work. The calls for a [`Column`] (`enter_row`, …) prepare a
+//! named statement first, which takes a further round trip.
 //!
 //! ```no_run
 //! use lockkeeper_fence::{Section, Token, postgres::{PostgresError, tokio_postgres as fence}};
@@ -53,14 +53,16 @@ pub async fn check<C: GenericClient + Sync>(client: &C) -> Result<Findings, Post
 
 /// Raises the marks of `resource`. Call it before the section reads the data that it will write.
 ///
-/// With a `Client` the mark is committed when this returns. With a `Transaction` this must be its first statement, and
-/// the section's reads and writes must all be in that transaction: then other sections wait for its end instead of
-/// being refused (a stalled section blocks them, until `idle_in_transaction_session_timeout` if that is set).
+/// With a `Client` the mark is committed when this returns. With a `Transaction` this must be its first
+/// statement, and the section's reads and writes must all be in that transaction: then other sections wait
+/// for its end instead of being refused (a stalled section blocks them, until
+/// `idle_in_transaction_session_timeout` if that is set).
 ///
 /// # Errors
-/// [`Refused::Stale`] if a later section has passed: stop. [`PostgresError::TryAgain`] at REPEATABLE READ and above, or
-/// after a deadlock. [`PostgresError::Resource`], [`PostgresError::NotInstalled`], [`PostgresError::Replica`].
-/// [`PostgresError::Database`]: unknown whether the mark rose; entering again with the same token is harmless.
+/// [`Refused::Stale`] if a later section has passed: stop. [`PostgresError::TryAgain`] at REPEATABLE READ and
+/// above, or after a deadlock. [`PostgresError::Resource`], [`PostgresError::NotInstalled`],
+/// [`PostgresError::Replica`]. [`PostgresError::Database`]: unknown whether the mark rose; entering again
+/// with the same token is harmless.
 pub async fn enter<C: GenericClient + Sync>(
     client: &C,
     resource: &str,
@@ -69,18 +71,18 @@ pub async fn enter<C: GenericClient + Sync>(
     pass(client, Action::Enter, resource, section).await
 }
 
-/// Checks the section. Must be the first statement of a transaction that writes; until that transaction ends, other
-/// checks of this resource wait, except those of permits of other slots. All writes of the transaction take effect with
-/// its commit, or none.
+/// Checks the section. Must be the first statement of a transaction that writes; until that transaction ends,
+/// other checks of this resource wait, except those of permits of other slots. All writes of the transaction
+/// take effect with its commit, or none.
 ///
-/// The check may be pipelined with the next statement, which saves a round trip: `tokio::join!(write(&transaction, …),
-/// transaction.execute(…))`, with the check first. If the check refuses, the transaction is aborted, so the server does
-/// not execute the other statement either.
+/// The check may be pipelined with the next statement, which saves a round trip:
+/// `tokio::join!(write(&transaction, …), transaction.execute(…))`, with the check first. If the check
+/// refuses, the transaction is aborted, so the server does not execute the other statement either.
 ///
 /// # Errors
-/// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`PostgresError::TryAgain`] at
-/// REPEATABLE READ and above, or after a deadlock. [`PostgresError::Resource`], [`PostgresError::NotInstalled`],
-/// [`PostgresError::Replica`], [`PostgresError::Database`].
+/// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`PostgresError::TryAgain`]
+/// at REPEATABLE READ and above, or after a deadlock. [`PostgresError::Resource`],
+/// [`PostgresError::NotInstalled`], [`PostgresError::Replica`], [`PostgresError::Database`].
 pub async fn write(
     transaction: &Transaction<'_>,
     resource: &str,
@@ -89,9 +91,9 @@ pub async fn write(
     pass(transaction, Action::Write, resource, section).await
 }
 
-/// As [`write()`], but each token passes only once, and `enter` is not needed: for an effect that does not depend on
-/// anything read before, executed at most once per grant (rule F-d). The token counts as used only if the transaction
-/// commits.
+/// As [`write()`], but each token passes only once, and `enter` is not needed: for an effect that does not
+/// depend on anything read before, executed at most once per grant (rule F-d). The token counts as used only
+/// if the transaction commits.
 ///
 /// # Errors
 /// As `write`, and [`Refused::Repeated`] for a token that has passed before.
@@ -115,9 +117,9 @@ pub async fn marks<C: GenericClient + Sync>(client: &C, resource: &str) -> Resul
     marks_of(resource, rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))))
 }
 
-/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are lower.
-/// Stop all writers first: a holder of an old token would pass the lowered mark. Needs EXECUTE on `reset_marks`, which
-/// [`grants_sql`](super::grants_sql) deliberately omits.
+/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are
+/// lower. Stop all writers first: a holder of an old token would pass the lowered mark. Needs EXECUTE on
+/// `reset_marks`, which [`grants_sql`](super::grants_sql) deliberately omits.
 ///
 /// # Errors
 /// [`PostgresError::Resource`], [`PostgresError::NotInstalled`], [`PostgresError::Replica`],
@@ -148,8 +150,8 @@ pub async fn enter_row<C: GenericClient + Sync>(
     update(client, column, Action::Enter, &column.enter_sql(), key, section, &[]).await
 }
 
-/// Writes one row of a table with a fence column, and checks its mark: `set` is the `SET` clause, with `parameters`
-/// from `$3` on. Check and effect are one statement, so no transaction is needed.
+/// Writes one row of a table with a fence column, and checks its mark: `set` is the `SET` clause, with
+/// `parameters` from `$3` on. Check and effect are one statement, so no transaction is needed.
 ///
 /// # Errors
 /// As [`enter_row`].
@@ -179,7 +181,8 @@ pub async fn write_row_once<C: GenericClient + Sync>(
     update(client, column, Action::CheckOnce, &column.write_once_sql(set), key, section, parameters).await
 }
 
-/// Returns the refusal if `error`, from one of the caller's own statements, was raised by the trigger of `guard_table`.
+/// Returns the refusal if `error`, from one of the caller's own statements, was raised by the trigger of
+/// `guard_table`.
 #[must_use]
 pub fn refusal(error: &Error) -> Option<Refused> {
     reported(error).refused(Action::Write)

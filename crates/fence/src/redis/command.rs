@@ -2,7 +2,8 @@
 
 use redis::{Arg, Cmd, ToRedisArgs};
 
-/// Most words of one command, including its name: Lua's `unpack` supports no more than about 8000 values in a call.
+/// Most words of one command, including its name: Lua's `unpack` supports no more than about 8000 values in a
+/// call.
 pub const WORDS_MAX: usize = 4000;
 
 /// A command of a fenced write: its name, then its keys and arguments in the order that Redis expects.
@@ -14,8 +15,8 @@ pub const WORDS_MAX: usize = 4000;
 /// # let _ = (pay, log);
 /// ```
 ///
-/// Keys are distinguished from arguments because a script must declare the keys that it accesses: a cluster routes the
-/// call by its keys, and Redis checks the user's ACL against them.
+/// Keys are distinguished from arguments because a script must declare the keys that it accesses: a cluster
+/// routes the call by its keys, and Redis checks the user's ACL against them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RedisCommand {
     words: Vec<Vec<u8>>,
@@ -76,8 +77,8 @@ impl RedisCommand {
 
 /// The caller's own Lua, run after the check in the same step. Create it once and reuse it.
 ///
-/// The text is the body of a function, with its keys and arguments in `KEYS` and `ARGV` as in any script. An error
-/// that it raises ends the script; its effects before the error remain.
+/// The text is the body of a function, with its keys and arguments in `KEYS` and `ARGV` as in any script. An
+/// error that it raises ends the script; its effects before the error remain.
 #[derive(Clone, Debug)]
 pub struct FenceScript(Script);
 
@@ -100,8 +101,8 @@ impl FenceScript {
 
 pub(super) const CHECK: &str = include_str!("scripts/check.lua");
 
-/// A script and its digest. It is called by its digest (EVALSHA). If the server doesn't know the digest, for example
-/// after a restart, the full text is sent (EVAL), and the server caches the script again.
+/// A script and its digest. It is called by its digest (EVALSHA). If the server doesn't know the digest, for
+/// example after a restart, the full text is sent (EVAL), and the server caches the script again.
 #[derive(Clone, Debug)]
 pub(super) struct Script {
     text: String,

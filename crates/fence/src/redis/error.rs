@@ -134,7 +134,8 @@ impl RedisFenceError {
         let mentions =
             |word: &str| error.code() == Some(word) || error.detail().is_some_and(|text| text.contains(word));
         match error.kind() {
-            // Redis before version 7 returns an error inside a script as text within a general error of the script.
+            // Redis before version 7 returns an error inside a script as text within a general error of the
+            // script.
             ErrorKind::Server(_) | ErrorKind::Extension if mentions("WRONGTYPE") => {
                 Self::WrongType { key: key.to_owned() }
             }

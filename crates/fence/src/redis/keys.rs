@@ -1,11 +1,12 @@
 //! The key of a resource's marks, and the cluster slot of a key.
 //!
-//! The marks of a resource are one hash in the cluster slot of the resource: `{orders/42}:lockkeeper:fence` for
-//! `orders/42`, or `{user:1}:cart:lockkeeper:tagged:fence` for `{user:1}:cart`, which has a hash tag of its own. The
-//! two forms can't collide: `tagged` distinguishes `{x}` from `x`. (A key named like the resource is in another slot
-//! than the marks if it has a `}` but no tag, such as `a}b`. The error `CrossSlot` returns the tag that places a key in
-//! the slot of the marks.) The fields of the hash are `any` and `writer`, and `any:3` and `writer:3` for permit slot 3;
-//! the values are tokens in decimal. The key never expires.
+//! The marks of a resource are one hash in the cluster slot of the resource: `{orders/42}:lockkeeper:fence`
+//! for `orders/42`, or `{user:1}:cart:lockkeeper:tagged:fence` for `{user:1}:cart`, which has a hash tag of
+//! its own. The two forms can't collide: `tagged` distinguishes `{x}` from `x`. (A key named like the
+//! resource is in another slot than the marks if it has a `}` but no tag, such as `a}b`. The error
+//! `CrossSlot` returns the tag that places a key in the slot of the marks.) The fields of the hash are `any`
+//! and `writer`, and `any:3` and `writer:3` for permit slot 3; the values are tokens in decimal. The key
+//! never expires.
 
 /// Number of slots in every cluster.
 const SLOTS: u16 = 16_384;

@@ -1,7 +1,8 @@
 //! A fence in Redis: marks beside the guarded keys, check and commands in one script. Feature `redis`.
 //!
-//! Contains the calls, and the check that the keys of a call are in one cluster slot. The rule is implemented in Lua,
-//! in `scripts/check.lua`, and tests compare it with [`Marks::check`]. The fence depends on no lock service.
+//! Contains the calls, and the check that the keys of a call are in one cluster slot. The rule is implemented
+//! in Lua, in `scripts/check.lua`, and tests compare it with [`Marks::check`]. The fence depends on no lock
+//! service.
 //!
 //! ```no_run
 //! use lockkeeper_fence::redis::{RedisCommand, RedisFence};
@@ -18,21 +19,21 @@
 //! # }
 //! ```
 //!
-//! - **No rollback.** Redis runs a script atomically and logs it as one transaction, so a crash leaves all or none
-//!   of it, but a failed command does not undo the earlier ones. So names, keys and slots are checked before
-//!   anything is sent; then the script checks the fence, and runs the commands in order. A command that fails (a
-//!   key of the wrong type, a bad number) ends the write there: [`RedisFenceError::Failed`] has the number of
-//!   commands that took effect. The marks are raised nevertheless, which is harmless.
-//! - **Durability.** Acknowledged marks survive a killed client. After a crash of the server or its host, `appendonly`
-//!   and `appendfsync` determine the loss; only `always` keeps every mark through a power loss
-//!   ([`RedisFence::findings`]). Marks and guarded keys are in the same server, so a fault usually loses both: after
-//!   `FLUSHALL` both are empty, and any token passes.
-//! - **Fail-over.** Replication is asynchronous. A replica that becomes primary may lack the last writes and their
-//!   marks: a stale section may then pass. Where that matters, disable fail-over.
-//! - **The connection is yours.** Those of the `redis` crate take replies of any length; `RedisConnection` of the crate
-//!   `lockkeeper` limits them.
-//! - **Only writes through the fence are checked.** A plain `SET` bypasses it. Never expire, rename or delete the
-//!   marks.
+//! - **No rollback.** Redis runs a script atomically and logs it as one transaction, so a crash leaves all or
+//!   none of it, but a failed command does not undo the earlier ones. So names, keys and slots are checked
+//!   before anything is sent; then the script checks the fence, and runs the commands in order. A command
+//!   that fails (a key of the wrong type, a bad number) ends the write there: [`RedisFenceError::Failed`] has
+//!   the number of commands that took effect. The marks are raised nevertheless, which is harmless.
+//! - **Durability.** Acknowledged marks survive a killed client. After a crash of the server or its host,
+//!   `appendonly` and `appendfsync` determine the loss; only `always` keeps every mark through a power loss
+//!   ([`RedisFence::findings`]). Marks and guarded keys are in the same server, so a fault usually loses
+//!   both: after `FLUSHALL` both are empty, and any token passes.
+//! - **Fail-over.** Replication is asynchronous. A replica that becomes primary may lack the last writes and
+//!   their marks: a stale section may then pass. Where that matters, disable fail-over.
+//! - **The connection is yours.** Those of the `redis` crate take replies of any length; `RedisConnection` of
+//!   the crate `lockkeeper` limits them.
+//! - **Only writes through the fence are checked.** A plain `SET` bypasses it. Never expire, rename or delete
+//!   the marks.
 
 mod command;
 mod error;
@@ -63,13 +64,14 @@ static RESET: LazyLock<Script> = LazyLock::new(|| Script::new(&[include_str!("sc
 
 /// Fences in one Redis server or cluster: any number of resources by name, any number of processes.
 ///
-/// `C` is a connection that is shared by cloning: `redis`'s multiplexed connection, its connection manager, or its
-/// cluster connection. A connection type that resends a command when a connection breaks (the cluster connection
-/// does) may execute a write twice, and return [`Refused::Repeated`] for a `check_once` that passed.
+/// `C` is a connection that is shared by cloning: `redis`'s multiplexed connection, its connection manager,
+/// or its cluster connection. A connection type that resends a command when a connection breaks (the cluster
+/// connection does) may execute a write twice, and return [`Refused::Repeated`] for a `check_once` that
+/// passed.
 ///
-/// In a cluster the keys of a write must be in the cluster slot of the marks. Keys with the hash tag of the resource
-/// are: for `stock`, `stock` itself and `{stock}:anything`; for `{user:1}:cart`, any key with `{user:1}`. A key in
-/// another slot is refused before anything is sent.
+/// In a cluster the keys of a write must be in the cluster slot of the marks. Keys with the hash tag of the
+/// resource are: for `stock`, `stock` itself and `{stock}:anything`; for `{user:1}:cart`, any key with
+/// `{user:1}`. A key in another slot is refused before anything is sent.
 #[derive(Clone)]
 pub struct RedisFence<C> {
     connection: C,
@@ -96,8 +98,9 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         Ok(Self { cluster: servers.is_cluster(), connection })
     }
 
-    /// As [`connect`](Self::connect), but trusts the caller that the server never evicts keys: for hosted servers
-    /// that don't report their policy. If keys are evicted after all, marks are lost and stale tokens pass.
+    /// As [`connect`](Self::connect), but trusts the caller that the server never evicts keys: for hosted
+    /// servers that don't report their policy. If keys are evicted after all, marks are lost and stale tokens
+    /// pass.
     ///
     /// # Errors
     /// [`RedisFenceError::Replica`]; [`RedisFenceError::Unknown`] if the server does not respond.
@@ -127,8 +130,8 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
     /// Raises the marks of `resource`. Call it before the section reads the data that it will write.
     ///
     /// # Errors
-    /// [`RedisFenceError::Refused`] if a later section has passed: stop. Any other error: the section must not
-    /// continue, and may enter again.
+    /// [`RedisFenceError::Refused`] if a later section has passed: stop. Any other error: the section must
+    /// not continue, and may enter again.
     pub async fn enter(&self, resource: &str, section: Section) -> Result<(), RedisFenceError> {
         self.pass(resource, Action::Enter, section, &[]).await.map(drop)
     }
@@ -137,11 +140,11 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
     /// replies as Lua sees them: a number above 2^53 is rounded in the reply (but not in the store).
     ///
     /// # Errors
-    /// [`RedisFenceError::Refused`]: nothing was done. [`RedisFenceError::Failed`]: the commands before the failed
-    /// one took effect. [`RedisFenceError::Unknown`]: no response; whether the write was done is unknown, and it
-    /// may still take effect, even after later writes with the same token. Repeat it only as the last write of the
-    /// section and only if its commands may run twice; otherwise acquire again, and enter with the new token.
-    /// Others: nothing was done.
+    /// [`RedisFenceError::Refused`]: nothing was done. [`RedisFenceError::Failed`]: the commands before the
+    /// failed one took effect. [`RedisFenceError::Unknown`]: no response; whether the write was done is
+    /// unknown, and it may still take effect, even after later writes with the same token. Repeat it only as
+    /// the last write of the section and only if its commands may run twice; otherwise acquire again, and
+    /// enter with the new token. Others: nothing was done.
     pub async fn write(
         &self,
         resource: &str,
@@ -151,13 +154,13 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         self.pass(resource, Action::Write, section, commands).await
     }
 
-    /// As [`write`](Self::write), but each token passes only once, and `enter` is not needed: for an effect that does
-    /// not depend on anything read before, executed at most once per grant (rule F-d). The token counts as used even if
-    /// a command fails.
+    /// As [`write`](Self::write), but each token passes only once, and `enter` is not needed: for an effect
+    /// that does not depend on anything read before, executed at most once per grant (rule F-d). The token
+    /// counts as used even if a command fails.
     ///
     /// # Errors
-    /// As `write`, and [`Refused::Repeated`] for a token that has passed before. After [`RedisFenceError::Unknown`]
-    /// the fence can't determine whether the write was done: read the keys.
+    /// As `write`, and [`Refused::Repeated`] for a token that has passed before. After
+    /// [`RedisFenceError::Unknown`] the fence can't determine whether the write was done: read the keys.
     pub async fn check_once(
         &self,
         resource: &str,
@@ -167,11 +170,12 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         self.pass(resource, Action::CheckOnce, section, commands).await
     }
 
-    /// As [`write`](Self::write), with the caller's own Lua as the effect: for writes that depend on the current
-    /// values. Returns the script's result.
+    /// As [`write`](Self::write), with the caller's own Lua as the effect: for writes that depend on the
+    /// current values. Returns the script's result.
     ///
     /// # Errors
-    /// As `write`, with [`RedisFenceError::Script`] if the script fails: its effects before the failure remain.
+    /// As `write`, with [`RedisFenceError::Script`] if the script fails: its effects before the failure
+    /// remain.
     pub async fn write_script(
         &self,
         resource: &str,
@@ -195,8 +199,8 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
     /// The current marks of `resource`; the default ones if it was never seen.
     ///
     /// # Errors
-    /// [`RedisFenceError::WrongType`] and [`RedisFenceError::Damaged`]; [`RedisFenceError::Unknown`] if there is no
-    /// response.
+    /// [`RedisFenceError::WrongType`] and [`RedisFenceError::Damaged`]; [`RedisFenceError::Unknown`] if there
+    /// is no response.
     pub async fn marks(&self, resource: &str) -> Result<Marks, RedisFenceError> {
         let key = keys::marks_key(resource::checked(resource)?);
         let mut ask = redis::cmd("HGETALL");
@@ -216,12 +220,13 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         Ok(marks)
     }
 
-    /// Sets the marks of `resource` to `to`, for every slot, *unconditionally*: tokens below `to` are stale, tokens
-    /// from `to` on pass. Only for the case that a lock service with lower tokens takes over, or that marks are
-    /// damaged, and with all writers stopped: lowering the marks lets stale sections pass.
+    /// Sets the marks of `resource` to `to`, for every slot, *unconditionally*: tokens below `to` are stale,
+    /// tokens from `to` on pass. Only for the case that a lock service with lower tokens takes over, or that
+    /// marks are damaged, and with all writers stopped: lowering the marks lets stale sections pass.
     ///
     /// # Errors
-    /// [`RedisFenceError::WrongType`]; [`RedisFenceError::Unknown`] if there is no response: call `reset` again.
+    /// [`RedisFenceError::WrongType`]; [`RedisFenceError::Unknown`] if there is no response: call `reset`
+    /// again.
     pub async fn reset(&self, resource: &str, to: Token) -> Result<(), RedisFenceError> {
         let key = keys::marks_key(resource::checked(resource)?);
         let mut call = RESET.call(&[key.as_bytes()]);
@@ -259,8 +264,8 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         }
     }
 
-    /// Returns the key of the marks, if a script may access it together with `keys`: none of these is the key of the
-    /// marks itself, and in a cluster all are in its slot.
+    /// Returns the key of the marks, if a script may access it together with `keys`: none of these is the key
+    /// of the marks itself, and in a cluster all are in its slot.
     fn marks_beside<'k>(
         &self,
         resource: &str,

@@ -1,7 +1,7 @@
 //! The consequences of a server's settings for the marks that it stores.
 //!
-//! Refuses a server with an eviction policy, and reports what a crash or a fail-over may lose. Reads a setting from
-//! `INFO` where that contains it, since hosted servers often forbid `CONFIG`.
+//! Refuses a server with an eviction policy, and reports what a crash or a fail-over may lose. Reads a
+//! setting from `INFO` where that contains it, since hosted servers often forbid `CONFIG`.
 
 use redis::aio::ConnectionLike;
 use redis::{Cmd, RedisError, Value};
@@ -44,7 +44,8 @@ impl Servers {
         lines.filter_map(move |line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
     }
 
-    /// Whether the keys of one call must be in one slot. A server without this information is treated as a cluster.
+    /// Whether the keys of one call must be in one slot. A server without this information is treated as a
+    /// cluster.
     pub(super) fn is_cluster(&self) -> bool {
         let mut modes = self.field("cluster_enabled").peekable();
         modes.peek().is_none() || modes.any(|mode| mode != "0")
@@ -55,8 +56,8 @@ impl Servers {
         if self.field("role").any(|role| role != "master") { Err(RedisFenceError::Replica) } else { Ok(()) }
     }
 
-    /// Refuses every policy except `noeviction`, even `volatile-*`, which evicts only keys with a TTL (the marks have
-    /// none).
+    /// Refuses every policy except `noeviction`, even `volatile-*`, which evicts only keys with a TTL (the
+    /// marks have none).
     pub(super) async fn refuse_eviction(
         &self,
         connection: &mut impl ConnectionLike,
@@ -127,7 +128,8 @@ impl Servers {
     }
 }
 
-/// Collects the strings of a reply, recursively: a cluster connection returns a map or a list with one string per node.
+/// Collects the strings of a reply, recursively: a cluster connection returns a map or a list with one string
+/// per node.
 fn gather(answer: Value, told: &mut Vec<String>) {
     match answer {
         Value::BulkString(bytes) => told.push(String::from_utf8_lossy(&bytes).into_owned()),

@@ -3,8 +3,8 @@
 use super::error::MarksError;
 use crate::rule::{Marks, Passed};
 
-/// Most marks that a store keeps unless it is told otherwise: one for each resource, and one for each slot with marks of its own.
-/// Their file takes some 100 bytes for each, and up to 1 KiB with the longest names.
+/// Most marks that a store keeps unless it is told otherwise: one for each resource, and one for each slot
+/// with marks of its own. Their file takes some 100 bytes for each, and up to 1 KiB with the longest names.
 pub const MARKS_MAX_DEFAULT: u64 = 1_000_000;
 
 /// The number of marks of all resources, and its limit.

@@ -1,12 +1,12 @@
 //! The file of marks: a redb database with one table.
 //!
-//! Defines the on-disk layout, and detects damage. A record is the marks of one resource, in the format of a mark file,
-//! with its checksum. redb adds checksums of its pages, and a commit is one `fdatasync`.
+//! Defines the on-disk layout, and detects damage. A record is the marks of one resource, in the format of a
+//! mark file, with its checksum. redb adds checksums of its pages, and a commit is one `fdatasync`.
 //!
-//! A new file is written under a temporary name, and gets its final name when it is complete. So an empty or truncated
-//! file at the path is damage, never a first start. One kind of damage is not detected: if the process was killed after
-//! a commit *and* the pages of that commit were damaged afterwards, it looks as if the commit had never happened, and
-//! the marks are those of the previous commit.
+//! A new file is written under a temporary name, and gets its final name when it is complete. So an empty or
+//! truncated file at the path is damage, never a first start. One kind of damage is not detected: if the
+//! process was killed after a commit *and* the pages of that commit were damaged afterwards, it looks as if
+//! the commit had never happened, and the marks are those of the previous commit.
 #![expect(clippy::result_large_err, reason = "redb's own error, at most once a commit")]
 
 use std::any::Any;
@@ -24,16 +24,16 @@ use crate::resource::Resource;
 use crate::rule::Marks;
 
 const MARKS: TableDefinition<&str, &[u8]> = TableDefinition::new("lockkeeper-fence marks");
-/// redb's page cache, in bytes. Small, since `group_commit.rs` caches the marks; this cache only serves commits and
-/// loads.
+/// redb's page cache, in bytes. Small, since `group_commit.rs` caches the marks; this cache only serves
+/// commits and loads.
 const CACHE: usize = 8 << 20;
 
 /// The database. An error closes it; the next call opens it again.
 #[derive(Debug)]
 pub(super) struct MarkDatabase {
     path: PathBuf,
-    /// `None` before it is opened, and after an error: redb requires that a database is opened again after an I/O
-    /// error.
+    /// `None` before it is opened, and after an error: redb requires that a database is opened again after an
+    /// I/O error.
     database: Option<Database>,
 }
 
@@ -46,8 +46,8 @@ impl MarkDatabase {
             Err(error) => return Err(disk.io("look for")(error)),
         }
         disk.database()?;
-        // An existing file's directory is synced too: the process that created the file may have been killed before its
-        // name was durable.
+        // An existing file's directory is synced too: the process that created the file may have been killed
+        // before its name was durable.
         #[cfg(unix)]
         fs::File::open(disk.parent())
             .and_then(|parent| parent.sync_all())
@@ -170,8 +170,8 @@ impl MarkDatabase {
         Ok(())
     }
 
-    /// Converts the error of a failed step. `error` is `Err` with the message of a panic, or `Ok` with redb's error;
-    /// `Ok(None)` (no error) is never passed.
+    /// Converts the error of a failed step. `error` is `Err` with the message of a panic, or `Ok` with redb's
+    /// error; `Ok(None)` (no error) is never passed.
     fn failed(&self, doing: &'static str, error: Result<Option<redb::Error>, String>) -> MarksError {
         match error {
             Err(panic) => self.damaged(&panic),
@@ -211,8 +211,8 @@ fn put(database: &Database, changes: &[(Resource, Marks)]) -> Result<(), redb::E
     Ok(transaction.commit()?)
 }
 
-/// Runs `work`, and returns the message if it panics: some kinds of damage violate an assertion of redb. Such a panic
-/// is reported as damage, and does not end the service.
+/// Runs `work`, and returns the message if it panics: some kinds of damage violate an assertion of redb. Such
+/// a panic is reported as damage, and does not end the service.
 fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic: Box<dyn Any + Send>| {
         let word = panic

@@ -74,14 +74,15 @@ fn file_without_marks_is_refused_and_left_unchanged() {
         fs::write(&path, bytes).expect("written");
         let error = MarkDatabase::open(&path).expect_err(what);
         assert!(matches!(error, MarksError::Damaged { .. }), "{what}: {error:?}");
-        // The database of another program may be changed: redb writes to a database when opening and closing it.
+        // The database of another program may be changed: redb writes to a database when opening and closing
+        // it.
         let left = fs::read(&path).expect("readable") == bytes;
         assert!(left || what == "of something else", "{what}: changed");
     }
 }
 
-/// Flips one bit in each of some 200 bytes of a cleanly closed file, one at a time. A file that still opens must return
-/// the written marks.
+/// Flips one bit in each of some 200 bytes of a cleanly closed file, one at a time. A file that still opens
+/// must return the written marks.
 #[test]
 fn bit_flip_never_lowers_a_mark() {
     let dir = tempfile::tempdir().expect("a directory");

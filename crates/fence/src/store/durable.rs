@@ -1,7 +1,7 @@
 //! The store of marks in a file: its thread, which commits and loads.
 //!
-//! Starts and ends this thread. Callers decide checks under a mutex, which is never held during file I/O, and wait for
-//! the thread's commit.
+//! Starts and ends this thread. Callers decide checks under a mutex, which is never held during file I/O, and
+//! wait for the thread's commit.
 
 use std::fmt;
 use std::path::Path;
@@ -18,12 +18,12 @@ use super::{MarkStore, reset_marks};
 use crate::resource::Resource;
 use crate::rule::{Action, Marks, Passed, Section};
 
-/// Marks in one file, for one process at a time. Dropping this value blocks until all pending changes are committed and
-/// the file is closed.
+/// Marks in one file, for one process at a time. Dropping this value blocks until all pending changes are
+/// committed and the file is closed.
 ///
-/// It keeps up to [`MARKS_MAX_DEFAULT`] marks, or another number; those of at most some 100,000 resources are cached in memory. No
-/// acknowledged mark
-/// is lost by a killed process or a power loss, provided that the disk keeps the data that it reported as synced.
+/// It keeps up to [`MARKS_MAX_DEFAULT`] marks, or another number; those of at most some 100,000 resources are
+/// cached in memory. No acknowledged mark is lost by a killed process or a power loss, provided that the disk
+/// keeps the data that it reported as synced.
 pub struct DurableMarks {
     shared: Arc<DurableShared>,
     thread: Option<JoinHandle<()>>,
@@ -42,18 +42,18 @@ struct DurableState {
 }
 
 impl DurableMarks {
-    /// Opens the file of marks at `path`, or creates it. Reads and verifies the whole file, so this blocks for some
-    /// milliseconds, or for longer with a large file.
+    /// Opens the file of marks at `path`, or creates it. Reads and verifies the whole file, so this blocks
+    /// for some milliseconds, or for longer with a large file.
     ///
     /// # Errors
-    /// [`MarksError::InUse`] if another process has the file open, [`MarksError::Damaged`] if it is damaged or not
-    /// a file of marks, [`MarksError::Io`].
+    /// [`MarksError::InUse`] if another process has the file open, [`MarksError::Damaged`] if it is damaged
+    /// or not a file of marks, [`MarksError::Io`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self, MarksError> {
         Self::open_with_limit(path, MARKS_MAX_DEFAULT)
     }
 
-    /// As [`Self::open`], for up to `marks_max` marks: one for each resource, and one for each slot with marks of its own. Above that,
-    /// checks of further resources and slots fail with [`MarksError::Full`].
+    /// As [`Self::open`], for up to `marks_max` marks: one for each resource, and one for each slot with
+    /// marks of its own. Above that, checks of further resources and slots fail with [`MarksError::Full`].
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -87,7 +87,8 @@ impl DurableMarks {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// As [`MarkStore::check`], unless `refusal` finds a reason in the marks: both are decided in one step, on the same marks.
+    /// As [`MarkStore::check`], unless `refusal` finds a reason in the marks: both are decided in one step,
+    /// on the same marks.
     ///
     /// # Errors
     /// That of `refusal`, which is called first, and those of [`MarkStore::check`].
@@ -183,8 +184,8 @@ impl DurableShared {
         if state.ended { Err(MarksError::Ended) } else { Ok(state) }
     }
 
-    /// The thread's loop: makes all pending changes in one commit, then does the pending loads. Ends when the store is
-    /// closed and nothing is pending.
+    /// The thread's loop: makes all pending changes in one commit, then does the pending loads. Ends when the
+    /// store is closed and nothing is pending.
     fn run(&self, mut disk: MarkDatabase) {
         loop {
             let (work, loads) = {
@@ -198,8 +199,8 @@ impl DurableShared {
                 state.rounds.take()
             };
             let committed = disk.commit(&work.changes);
-            // A resource may be both in the commit and in the loads. The loads come second, so that they return the
-            // committed marks.
+            // A resource may be both in the commit and in the loads. The loads come second, so that they
+            // return the committed marks.
             let loaded = work.loads.iter().map(|resource| disk.load(resource)).collect();
             if let Err(why) = &committed {
                 tracing::error!(

@@ -58,14 +58,15 @@ pub enum MarksError {
         /// The system's error.
         source: Arc<io::Error>,
     },
-    /// A mark rose in memory but could not be made durable. The section must not continue. The mark stays risen in
-    /// memory, so lower tokens are refused.
+    /// A mark rose in memory but could not be made durable. The section must not continue. The mark stays
+    /// risen in memory, so lower tokens are refused.
     #[error(
         "the mark rose, but could not be made durable, so nothing was let through; ask again with the same token when \
      the cause is gone (for a `check_once` the token counts as used: acquire again)"
     )]
     NotDurable(#[source] Arc<MarksError>),
-    /// The store keeps as many marks as it may: one for each resource, and one for each slot with marks of its own.
+    /// The store keeps as many marks as it may: one for each resource, and one for each slot with marks of
+    /// its own.
     #[error(
         "{max} marks are kept, which is the limit: one for each resource, and one for each slot of permits; nothing was let \
          through. Resources that have marks go on; raise the limit, or find out who sends tokens for so many resources"

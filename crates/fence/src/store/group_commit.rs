@@ -1,12 +1,12 @@
 //! Group commit: which check waits for which commit.
 //!
-//! Decides a check in memory as soon as its resource's marks are loaded, and completes it when these marks are durable.
-//! Does no I/O and starts no thread: `durable.rs` takes a batch of changes from here, commits it and reports the
-//! outcome.
+//! Decides a check in memory as soon as its resource's marks are loaded, and completes it when these marks
+//! are durable. Does no I/O and starts no thread: `durable.rs` takes a batch of changes from here, commits it
+//! and reports the outcome.
 //!
-//! Checks that raise a mark join the *collecting* batch while another one is *committing*. A check that raises no mark
-//! completes at once if the marks that it was decided on are durable; otherwise it completes with the batch that
-//! contains them.
+//! Checks that raise a mark join the *collecting* batch while another one is *committing*. A check that
+//! raises no mark completes at once if the marks that it was decided on are durable; otherwise it completes
+//! with the batch that contains them.
 
 use std::collections::HashMap;
 use std::mem;
@@ -18,8 +18,8 @@ use super::error::MarksError;
 use crate::resource::Resource;
 use crate::rule::{Marks, Passed};
 
-/// Most resources whose marks are kept in memory beside the file. Above this limit, resources with durable marks
-/// are evicted, and read again on demand. A resource with one pair of marks takes some 200 bytes.
+/// Most resources whose marks are kept in memory beside the file. Above this limit, resources with durable
+/// marks are evicted, and read again on demand. A resource with one pair of marks takes some 200 bytes.
 pub(super) const RESOURCES_IN_MEMORY_MAX: usize = 100_000;
 
 /// Completes when a batch is durable or has failed, or when a load is done.
@@ -186,8 +186,8 @@ impl GroupCommit {
         self.committing = None;
     }
 
-    /// Evicts resources with durable marks until half the limit is left. Which ones is arbitrary: an LRU order
-    /// would make every check more expensive.
+    /// Evicts resources with durable marks until half the limit is left. Which ones is arbitrary: an LRU
+    /// order would make every check more expensive.
     fn make_room(&mut self) {
         if self.resources.len() <= self.limit {
             return;

@@ -1,9 +1,9 @@
-//! All fence histories of 3 tokens × 6 steps, 4 × 4 and 2 × 8 (F-e), in every assignment of modes and slots: 4 × 5 with `cargo
-//! xtask test --long`, and 3 × 5 and 4 × 3 in a plain `cargo test`.
+//! All fence histories of 3 tokens × 6 steps, 4 × 4 and 2 × 8 (F-e), in every assignment of modes and slots:
+//! 4 × 5 with `cargo xtask test --long`, and 3 × 5 and 4 × 3 in a plain `cargo test`.
 //!
-//! A step is a section's enter, read, write or check_once. Histories that reach the same state are merged, and
-//! their number is counted, so each assertion covers all of them. Mutants of the rule show that the properties
-//! detect faults.
+//! A step is a section's enter, read, write or check_once. Histories that reach the same state are merged,
+//! and their number is counted, so each assertion covers all of them. Mutants of the rule show that the
+//! properties detect faults.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::collections::HashMap;
@@ -224,8 +224,8 @@ fn take(rule: Rule, sections: &[Kind], before: &State, token: usize, step: Step)
     Ok(state)
 }
 
-/// The sections that have passed and so must make this one stale: for `check_once` also the section itself. Derived
-/// from the history alone, not from marks.
+/// The sections that have passed and so must make this one stale: for `check_once` also the section itself.
+/// Derived from the history alone, not from marks.
 fn later_sections(sections: &[Kind], state: &State, token: usize, writer: bool, action: Action) -> Tokens {
     let passed = if writer { state.passed } else { state.passed_as_writer };
     (0..sections.len())
@@ -247,8 +247,8 @@ fn real(marks: &mut Marks, action: Action, section: Section) -> Result<Passed, R
     marks.check(action, section)
 }
 
-/// Runs all histories of the production rule. Checks their number against a closed formula, and the numbers of
-/// histories and states against known figures.
+/// Runs all histories of the production rule. Checks their number against a closed formula, and the numbers
+/// of histories and states against known figures.
 fn every_history_keeps_the_promises(tokens: usize, steps: u32, histories: u64, states: u64) {
     let count = explore(real, tokens, steps).unwrap_or_else(|why| panic!("{why}"));
     println!("{tokens} tokens x {steps} steps: {count:?}");

@@ -1,5 +1,5 @@
-//! The file fence with real processes: killed inside an effect, with resource limits, and without privileges. (The
-//! common suite kills processes at random points.)
+//! The file fence with real processes: killed inside an effect, with resource limits, and without privileges.
+//! (The common suite kills processes at random points.)
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -63,8 +63,8 @@ fn a_process_killed_inside_an_effect_frees_the_fence() {
 #[test]
 fn a_write_that_does_not_fit_leaves_the_old_content_and_no_litter() {
     if let Some((dir, _)) = as_child() {
-        // SAFETY: the process has no handler of its own for this signal. With the signal ignored, a write above the
-        // limit returns an error instead of ending the process.
+        // SAFETY: the process has no handler of its own for this signal. With the signal ignored, a write
+        // above the limit returns an error instead of ending the process.
         unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }.expect("ignored");
         let (_, hard) = getrlimit(Resource::RLIMIT_FSIZE).expect("a limit");
         let limit = |bytes| setrlimit(Resource::RLIMIT_FSIZE, bytes, hard).expect("below the hard limit");

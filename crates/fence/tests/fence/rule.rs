@@ -47,8 +47,8 @@ impl Resource {
     }
 }
 
-/// Shows why `enter` exists: with a check on writes only, an update is lost if the stalled holder resumes before the
-/// holder of the later token has written.
+/// Shows why `enter` exists: with a check on writes only, an update is lost if the stalled holder resumes
+/// before the holder of the later token has written.
 #[test]
 fn a_check_on_writes_only_loses_an_update_and_enter_does_not() {
     let (a, b) = (exclusive(5), exclusive(6));

@@ -1,7 +1,7 @@
 //! Many concurrent users. Each acts as the lock holder, and stalls at random points.
 //!
-//! The order in which the fence processed the calls is unknown, so the checks are properties that hold in every
-//! order.
+//! The order in which the fence processed the calls is unknown, so the checks are properties that hold in
+//! every order.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::sync::Arc;
@@ -18,7 +18,8 @@ const USERS: usize = 4;
 /// The longest stall, in microseconds: several sections long, so that later sections overtake a stalled user.
 const STALL_US: u64 = 2000;
 
-/// Stalls with a probability of one third. The stalls are the injected fault; no assertion depends on their length.
+/// Stalls with a probability of one third. The stalls are the injected fault; no assertion depends on their
+/// length.
 async fn perhaps_stall(random: &mut fastrand::Rng) {
     if random.u8(..3) == 0 {
         tokio::time::sleep(Duration::from_micros(random.u64(..STALL_US))).await;
@@ -27,8 +28,8 @@ async fn perhaps_stall(random: &mut fastrand::Rng) {
     }
 }
 
-/// Each user enters, reads, and writes back the number plus one, each time with a new token. Every acknowledged
-/// write must be in the number, and the marks must never fall.
+/// Each user enters, reads, and writes back the number plus one, each time with a new token. Every
+/// acknowledged write must be in the number, and the marks must never fall.
 pub(crate) fn no_acknowledged_update_is_lost<S: Subject>() {
     runtime().block_on(async {
         let world = S::world().await;
@@ -106,10 +107,11 @@ fn after(early: &Call, late: &Call) -> Result<(), Refused> {
     marks.check(late.action, late.section).map(drop)
 }
 
-/// Marks only rise, and a section that passes with certain marks passes with lower ones, too. So a call that passed
-/// must pass after any single call that was acknowledged before it began. And a refusal must be explained by a single
-/// call that passed and began before the refusal returned. If calls wait for each other (`WAITS`), the call that
-/// explains the refusal may itself have been refused in the end, because of a still higher token.
+/// Marks only rise, and a section that passes with certain marks passes with lower ones, too. So a call that
+/// passed must pass after any single call that was acknowledged before it began. And a refusal must be
+/// explained by a single call that passed and began before the refusal returned. If calls wait for each other
+/// (`WAITS`), the call that explains the refusal may itself have been refused in the end, because of a still
+/// higher token.
 fn judge<S: Subject>(calls: &[Call]) {
     let turned_away = |call: &Call| S::WAITS && matches!(call.answer, Err(Refused::Stale { .. }));
     for late in calls {
@@ -188,8 +190,8 @@ pub(crate) fn every_answer_has_its_reason<S: Subject>() {
             calls.extend(user.await.expect("a user"));
         }
         judge::<S>(&calls);
-        // The final marks must include every acknowledged call: they are at least the marks that this call alone would
-        // leave.
+        // The final marks must include every acknowledged call: they are at least the marks that this call
+        // alone would leave.
         let left = first.marks().await;
         for call in calls.iter().filter(|call| call.answer.is_ok()) {
             let mut seen = Marks::default();

@@ -19,8 +19,8 @@ fn mark(marks: &Marks) -> u64 {
     marks.base.any.map_or(0, Token::get)
 }
 
-/// The child's part: runs sections one after the other, from the token `first` on; reports each step once it is
-/// acknowledged.
+/// The child's part: runs sections one after the other, from the token `first` on; reports each step once it
+/// is acknowledged.
 fn write_for_ever<S: Lasting>(address: &str, first: u64) -> ! {
     runtime().block_on(async {
         let user = S::at(address).await;
@@ -54,8 +54,8 @@ pub(crate) fn nothing_acknowledged_is_lost<S: Lasting>(test: &str) {
         let mut child = spawn(within_crate(test), &subject.address(), entered + 1);
         let mut lines = lines(&mut child);
         let mut told: Vec<String> = lines.by_ref().take(2).collect();
-        // The times of the kills are spread over more than one section. The delays are fixed; the scheduling is
-        // not.
+        // The times of the kills are spread over more than one section. The delays are fixed; the scheduling
+        // is not.
         thread::sleep(Duration::from_micros(kill * 7919 % S::KILLS_SPREAD_US));
         child.kill().expect("killed");
         child.wait().expect("gone");
@@ -66,7 +66,8 @@ pub(crate) fn nothing_acknowledged_is_lost<S: Lasting>(test: &str) {
         let (marks, number) = runtime.block_on(settled(&subject, told_entered + 2));
         assert!((told_entered..=told_entered + 1).contains(&marks), "mark {marks}, told {told_entered}");
         assert!((told_written..=told_written + 1).contains(&number), "number {number}, told {told_written}");
-        // Each section wrote one number, except the last one, which may have been killed between mark and number.
+        // Each section wrote one number, except the last one, which may have been killed between mark and
+        // number.
         let (sections, writes) = (marks - entered, number - written);
         assert!(writes == sections || writes + 1 == sections, "{writes} writes in {sections} sections");
         inside_a_section += u64::from(writes < sections);
@@ -80,8 +81,9 @@ pub(crate) fn nothing_acknowledged_is_lost<S: Lasting>(test: &str) {
     assert!(inside_a_section > 0, "no kill ever hit the middle of a section: this test shows nothing");
 }
 
-/// Returns the mark that the dead user left, and the number after the next holder has entered with `next`. Until that
-/// enter, a server may still process requests of the dead client; after it, these requests can't take effect.
+/// Returns the mark that the dead user left, and the number after the next holder has entered with `next`.
+/// Until that enter, a server may still process requests of the dead client; after it, these requests can't
+/// take effect.
 async fn settled<S: Lasting>(subject: &S, next: u64) -> (u64, u64) {
     let left = mark(&subject.marks().await);
     subject.enter(Section::exclusive(token(next))).await.expect("higher than all before");
@@ -115,7 +117,8 @@ async fn overlapping_sections<S: Lasting>(address: &str, process: u64, processes
     let user = S::at(address).await;
     let mut acknowledged = 0;
     for _ in 0..S::ROUNDS {
-        // Every section acts as the lock holder: its token is above those of all sections that began before it.
+        // Every section acts as the lock holder: its token is above those of all sections that began before
+        // it.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros();
         let value = u64::try_from(now).expect("below 2^53 with two bits more") * processes + process;
         let section = Section::exclusive(token(value));

@@ -1,12 +1,12 @@
 //! The properties that all fences share: one suite, instantiated per fence by [`contract!`].
 //!
-//! A new fence needs one [`Subject`], and one [`Lasting`] if its marks outlive the process. Each is compared with
-//! the pure rule, [`Marks::check`], so that a second implementation of the rule (in SQL, in a script) can't differ
-//! from it.
+//! A new fence needs one [`Subject`], and one [`Lasting`] if its marks outlive the process. Each is compared
+//! with the pure rule, [`Marks::check`], so that a second implementation of the rule (in SQL, in a script)
+//! can't differ from it.
 //!
-//! `histories`: every short history. `property`: long random ones. `concurrent`: many concurrent users, checked by
-//! properties that hold in every order of their calls. `kill`: users in separate processes, killed at random points or
-//! many at once.
+//! `histories`: every short history. `property`: long random ones. `concurrent`: many concurrent users,
+//! checked by properties that hold in every order of their calls. `kill`: users in separate processes, killed
+//! at random points or many at once.
 #![allow(dead_code, reason = "a fence that forgets with its process leaves out the part for processes")]
 
 pub(crate) mod child;
@@ -22,21 +22,22 @@ use lockkeeper_fence::{Action, Marks, Refused, Section};
 
 /// One user of one resource behind a fence. The resource holds a number, 0 when it is fresh.
 ///
-/// Refusals are results; any other error is a panic, which ends the test. The subject itself retries errors that a
-/// caller must retry (a serialization failure, a lost connection).
+/// Refusals are results; any other error is a panic, which ends the test. The subject itself retries errors
+/// that a caller must retry (a serialization failure, a lost connection).
 pub(crate) trait Subject: Sized + Send + Sync + 'static {
     /// State that must live as long as the test: a server, a directory.
     type World: Send + Sync + 'static;
 
-    /// The length of the histories that are run exhaustively: 24^STEPS of them if the fence supports every call.
+    /// The length of the histories that are run exhaustively: 24^STEPS of them if the fence supports every
+    /// call.
     const STEPS: u32 = 2;
     /// The number of long random histories.
     const CASES: u32 = 24;
     /// The number of sections of each concurrent user.
     const ROUNDS: u64 = 50;
 
-    /// Whether a call may wait for other calls. Then its arrival makes lower tokens stale, even if the call itself is
-    /// refused in the end.
+    /// Whether a call may wait for other calls. Then its arrival makes lower tokens stale, even if the call
+    /// itself is refused in the end.
     const WAITS: bool = false;
 
     fn world() -> impl Future<Output = Self::World> + Send;
@@ -45,7 +46,8 @@ pub(crate) trait Subject: Sized + Send + Sync + 'static {
     /// Another user of the same resource, as independent of this one as possible within a process.
     fn another(&self) -> impl Future<Output = Self> + Send;
 
-    /// Whether the fence supports this action of this section; a separate test checks that it refuses the others.
+    /// Whether the fence supports this action of this section; a separate test checks that it refuses the
+    /// others.
     fn takes(_action: Action, _section: Section) -> bool {
         true
     }
@@ -150,8 +152,8 @@ pub(crate) async fn ask<S: Subject>(
     }
 }
 
-/// The effective marks of the base and of all slots below `slots`. Some stores keep slots that are not above the base;
-/// effective marks don't depend on that.
+/// The effective marks of the base and of all slots below `slots`. Some stores keep slots that are not above
+/// the base; effective marks don't depend on that.
 pub(crate) fn said(marks: &Marks, slots: u32) -> Vec<lockkeeper_fence::Pair> {
     (0..slots).map(|slot| marks.effective(slot)).chain([marks.base]).collect()
 }

@@ -1,8 +1,8 @@
-//! Long random histories: many sections with random modes, slots and tokens, interleaved at random, one call at a
-//! time.
+//! Long random histories: many sections with random modes, slots and tokens, interleaved at random, one call
+//! at a time.
 //!
-//! Calls are sequential, so each has one correct result: the rule's. A failing history is shrunk to its shortest
-//! form.
+//! Calls are sequential, so each has one correct result: the rule's. A failing history is shrunk to its
+//! shortest form.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::cell::Cell;
@@ -33,8 +33,8 @@ fn sections() -> impl Strategy<Value = Section> {
     (kind, token).prop_map(|((mode, slot), token)| Section::new(mode, slot, token).expect("a section"))
 }
 
-/// A few sections, and an order in which each takes its next step: enter, write, write again, … A step may also be
-/// a `check_once`, and a section may skip its `enter`: the rule defines all these cases.
+/// A few sections, and an order in which each takes its next step: enter, write, write again, … A step may
+/// also be a `check_once`, and a section may skip its `enter`: the rule defines all these cases.
 fn histories() -> impl Strategy<Value = Vec<Call>> {
     let steps = (0..6_usize, prop_oneof![8 => Just(false), 1 => Just(true)]);
     (proptest::collection::vec(sections(), 6), proptest::collection::vec(steps, 1..CALLS)).prop_map(

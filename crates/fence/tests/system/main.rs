@@ -1,4 +1,5 @@
-//! The fences on the stores of others, on real servers: `cargo xtask test -p lockkeeper-fence`. Plain `cargo test` leaves it out.
+//! The fences on the stores of others, on real servers: `cargo xtask test -p lockkeeper-fence`. Plain `cargo
+//! test` leaves it out.
 
 mod dynamodb;
 mod http;

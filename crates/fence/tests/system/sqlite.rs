@@ -1,4 +1,5 @@
-//! The SQLite fence on files: the common suite, including its tests with several processes, and the fence's own tests.
+//! The SQLite fence on files: the common suite, including its tests with several processes, and the fence's
+//! own tests.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,8 +16,8 @@ use tokio::sync::Mutex;
 crate::suite::contract!(in_wal_mode => Number<true>, lasting);
 crate::suite::contract!(with_a_rollback_journal => Number<false>, lasting);
 
-/// A number in a database of its own, behind the fence. Uses the documented calls; `busy_timeout` covers concurrent
-/// writers.
+/// A number in a database of its own, behind the fence. Uses the documented calls; `busy_timeout` covers
+/// concurrent writers.
 struct Number<const WAL: bool> {
     database: Mutex<Connection>,
     path: PathBuf,
@@ -25,8 +26,8 @@ struct Number<const WAL: bool> {
 fn open(path: &std::path::Path, wal: bool) -> Connection {
     let database = Connection::open(path).expect("a file");
     database.busy_timeout(Duration::from_secs(30)).expect("a setting");
-    // Tests kill processes, not the system, so what a process wrote before it died survives without a sync. But
-    // with syncs, a write takes long enough for a kill to hit it; hence FULL for WAL.
+    // Tests kill processes, not the system, so what a process wrote before it died survives without a sync.
+    // But with syncs, a write takes long enough for a kill to hit it; hence FULL for WAL.
     database.pragma_update(None, "synchronous", if wal { "FULL" } else { "OFF" }).expect("a setting");
     let mode = if wal { "WAL" } else { "DELETE" };
     database.pragma_update_and_check(None, "journal_mode", mode, |_| Ok(())).expect("a setting");
@@ -170,7 +171,8 @@ fn a_deferred_transaction_that_read_before_a_later_enter_does_not_pass() {
     assert_eq!(pieces, 10);
 }
 
-/// The check of an equal token raises no mark; even so, it must block later sections until its transaction ends.
+/// The check of an equal token raises no mark; even so, it must block later sections until its transaction
+/// ends.
 #[test]
 fn a_deferred_transaction_holds_the_write_lock_from_its_check_on() {
     let (_dir, mut first, mut second) = two();
@@ -282,9 +284,9 @@ fn names_and_numbers_at_the_limits_work_and_a_reset_lowers_all_marks() {
     assert!(marks.slots.is_empty() && marks.base.any == Some(token(3)), "{marks:?}");
 }
 
-/// A transaction of a connection with `synchronous = OFF` has raised the mark, so a power loss may undo it. `enter`
-/// with the same token raises no mark, but must make it durable before it returns Ok. The test counts the syncs of a
-/// child process: only `enter` requests any, since the setting is OFF.
+/// A transaction of a connection with `synchronous = OFF` has raised the mark, so a power loss may undo it.
+/// `enter` with the same token raises no mark, but must make it durable before it returns Ok. The test counts
+/// the syncs of a child process: only `enter` requests any, since the setting is OFF.
 #[test]
 fn enter_with_a_token_that_was_here_syncs_the_mark_that_is_not_durable_yet() {
     let permit = |slot| Section::permit(slot, token(7)).expect("a slot");

@@ -2,8 +2,8 @@
 
 use crate::rig::{Running, Upstream, raw};
 
-/// Whatever a client sends, the upstream gets at most the requests that the gate has seen and checked: none of these can bring a
-/// `PUT` past the marks.
+/// Whatever a client sends, the upstream gets at most the requests that the gate has seen and checked: none
+/// of these can bring a `PUT` past the marks.
 #[tokio::test]
 async fn smuggled_requests_do_not_reach_the_upstream() {
     let upstream = Upstream::start().await;

@@ -95,7 +95,8 @@ async fn connections_without_requests_are_closed() {
     let gate =
         Running::with(&upstream.url(), |options| options.client_timeout = Duration::from_secs(1)).await;
     let mut idle = Vec::new();
-    // Nothing, the beginning of a request, one that is answered, the beginning of HTTP/2, and HTTP/2 without a request.
+    // Nothing, the beginning of a request, one that is answered, the beginning of HTTP/2, and HTTP/2 without
+    // a request.
     for begin in [
         "",
         "GET / HTTP/1.1\r\nHost",

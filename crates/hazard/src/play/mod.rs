@@ -1,7 +1,8 @@
 //! The play: processes, lock service and resource under virtual time.
 //!
-//! Every decision is made by production code: the table grants and expires, the client's machine renews and finds out that
-//! its lease has ended, the fence refuses. Here are only the network, the faults and the program that uses the lock; and the timers of a leader are modelled (`service.rs`).
+//! Every decision is made by production code: the table grants and expires, the client's machine renews and
+//! finds out that its lease has ended, the fence refuses. Here are only the network, the faults and the
+//! program that uses the lock; and the timers of a leader are modelled (`service.rs`).
 
 mod program;
 mod words;
@@ -21,13 +22,15 @@ use crate::settings::{Others, Pause, Settings, SettingsError};
 use crate::trace::{Lane, Phase, SpanKind, StepKind, Trace};
 use words::{answer_text, call_text, shown};
 
-/// How long a message is on its way, in milliseconds. A real network is faster; this one is seen in the picture.
+/// How long a message is on its way, in milliseconds. A real network is faster; this one is seen in the
+/// picture.
 const LATENCY_MS: u64 = 200;
 /// When B begins, and C. A begins at 0.
 const START_MS: [u64; 2] = [1_000, 1_300];
 /// A play ends here at the latest.
 const END_MS_MAX: u64 = 900_000;
-/// The most things that happen in a play; it bounds the work if settings make the processes try again and again.
+/// The most things that happen in a play; it bounds the work if settings make the processes try again and
+/// again.
 const HAPPENINGS_MAX: usize = 50_000;
 
 /// Plays what these settings lead to.
@@ -120,7 +123,8 @@ impl<'settings> Play<'settings> {
             if at > END_MS_MAX || self.queued > HAPPENINGS_MAX {
                 return;
             }
-            // After the end of all programs, only a delayed request to the resource can still change the data.
+            // After the end of all programs, only a delayed request to the resource can still change the
+            // data.
             if self.is_over() && !is_for_resource(&what) {
                 continue;
             }
@@ -241,8 +245,8 @@ impl<'settings> Play<'settings> {
         }
     }
 
-    /// When a message between a client and the lock service arrives that is sent now. During a cut it is sent again and
-    /// again, as TCP does.
+    /// When a message between a client and the lock service arrives that is sent now. During a cut it is sent
+    /// again and again, as TCP does.
     fn arrival(&self, client: Client) -> u64 {
         let (from, to) = (self.settings.cut_at_ms, self.settings.cut_at_ms + self.settings.cut_ms);
         let arrives = self.now + LATENCY_MS;

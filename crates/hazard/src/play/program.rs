@@ -1,4 +1,5 @@
-//! The program that uses the lock, and the resource that it works on: acquire, read, work, check, write, release.
+//! The program that uses the lock, and the resource that it works on: acquire, read, work, check, write,
+//! release.
 
 use lockkeeper::machine::Event;
 use lockkeeper_core::ModeKind;
@@ -43,7 +44,8 @@ impl Play<'_> {
         self.record_step(index, StepKind::Fault, text);
     }
 
-    /// After a pause: the program's next instruction first, which no check stands before, then what the library has missed.
+    /// After a pause: the program's next instruction first, which no check stands before, then what the
+    /// library has missed.
     pub(super) fn resume(&mut self, index: usize, from: Pause) {
         self.processes[index].paused_until = None;
         self.recorder.end(self.lane(index), SpanKind::Paused);

@@ -1,5 +1,5 @@
-//! Admission of peers by a member of a cluster. Both sides of every connection check the other's hello before any
-//! consensus message.
+//! Admission of peers by a member of a cluster. Both sides of every connection check the other's hello before
+//! any consensus message.
 
 use std::collections::BTreeMap;
 
@@ -75,8 +75,8 @@ impl NodeIdentity<'_> {
         }
         match (self.members.nodes.get(&node), &hello.candidate) {
             (Some(known), _) if known.incarnation != hello.incarnation => Err(gone(node)),
-            // A member may send no cluster id: it may not have learned yet that its cluster was bootstrapped, or
-            // that it was added.
+            // A member may send no cluster id: it may not have learned yet that its cluster was bootstrapped,
+            // or that it was added.
             (Some(_), _) => Ok(()),
             (None, Some(candidate)) if !is_member => Err(not_added(candidate)),
             (None, _) if self.is_behind(hello) => Ok(()),
@@ -84,10 +84,10 @@ impl NodeIdentity<'_> {
         }
     }
 
-    /// Whether the peer was added after the last membership change that this node has applied; refusing such a peer
-    /// could cost the cluster its majority. As proof, its hello must contain the incarnation of every node that this
-    /// node knows, present or removed: only members receive those. A real member can't prove more than this to a node
-    /// that lags.
+    /// Whether the peer was added after the last membership change that this node has applied; refusing such
+    /// a peer could cost the cluster its majority. As proof, its hello must contain the incarnation of every
+    /// node that this node knows, present or removed: only members receive those. A real member can't prove
+    /// more than this to a node that lags.
     fn is_behind(&self, hello: &Hello) -> bool {
         let Some(theirs) = &hello.members else { return false };
         let shown: BTreeMap<u64, &[u8]> = theirs.nodes.iter().map(|it| (it.node, &*it.incarnation)).collect();

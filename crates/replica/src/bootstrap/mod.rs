@@ -1,23 +1,23 @@
 //! Cluster bootstrap: how nodes without data form one cluster, and which connections a node accepts.
 //!
-//! Responsible for: a static list of nodes never becomes two clusters (P1, P2), and lost data are never taken for an
-//! empty data directory (P10). Pure: the caller sends and receives the messages, and makes state durable before it is
-//! sent.
+//! Responsible for: a static list of nodes never becomes two clusters (P1, P2), and lost data are never taken
+//! for an empty data directory (P10). Pure: the caller sends and receives the messages, and makes state
+//! durable before it is sent.
 //!
 //! Bootstrap has three steps; each is durable before the node announces it:
 //!
 //! 1. *Candidate*: the node draws a random id for its data directory, the *incarnation*, and announces it.
-//! 2. *Promise*: it has received a candidate from every other node of its list, and promises to form a cluster with
-//!    exactly these incarnations, and never with others.
+//! 2. *Promise*: it has received a candidate from every other node of its list, and promises to form a
+//!    cluster with exactly these incarnations, and never with others.
 //! 3. *Founded*: every node of the list has made the same promise. The bootstrap record is a function of the
-//!    candidates, so all nodes write the same record; a late node receives the record from another node and writes it
-//!    then.
+//!    candidates, so all nodes write the same record; a late node receives the record from another node and
+//!    writes it then.
 //!
-//! It is not enough that every node has reported an empty directory, because a report can be outdated. Example: node
-//! 1 receives the report of node 3; node 3 forms a cluster with 1 and 2, and serves; the disk of node 2 is wiped;
-//! node 1 receives its first report from node 2, and forms a second cluster from this report and node 3's old
-//! one. Nodes 1 and 2 are a majority without the locks that node 3 has granted. A node makes only one promise, which
-//! excludes this.
+//! It is not enough that every node has reported an empty directory, because a report can be outdated.
+//! Example: node 1 receives the report of node 3; node 3 forms a cluster with 1 and 2, and serves; the disk
+//! of node 2 is wiped; node 1 receives its first report from node 2, and forms a second cluster from this
+//! report and node 3's old one. Nodes 1 and 2 are a majority without the locks that node 3 has granted. A
+//! node makes only one promise, which excludes this.
 
 mod admit;
 mod refusals;
@@ -55,8 +55,8 @@ pub struct Bootstrap {
 pub enum BootstrapStep {
     /// Connect to the missing nodes repeatedly. If none is missing, wait to be added to a cluster.
     Wait {
-        /// Nodes whose candidate this node has not received; after its own promise: nodes whose promise it has not
-        /// received.
+        /// Nodes whose candidate this node has not received; after its own promise: nodes whose promise it
+        /// has not received.
         missing: Vec<u64>,
     },
     /// Replace the stored candidate by this one, durably; then pass it to [`Bootstrap::promised`].
@@ -188,8 +188,8 @@ impl Bootstrap {
             } else if !theirs.incarnation.is_empty()
                 && self.heard.get(&theirs.node).is_some_and(|it| member(it).incarnation != theirs.incarnation)
             {
-                // One of the two incarnations is outdated. Drops the known candidate, and waits for a hello of that
-                // node itself.
+                // One of the two incarnations is outdated. Drops the known candidate, and waits for a hello
+                // of that node itself.
                 self.heard.remove(&theirs.node);
             }
         }
@@ -207,15 +207,16 @@ impl Bootstrap {
             return BootstrapStep::Stop(removed(own.node));
         }
         let Some(known) = members.nodes.get(&own.node) else {
-            // A node that waits to be added answers every peer with its candidate: `cluster add` depends on that.
+            // A node that waits to be added answers every peer with its candidate: `cluster add` depends on
+            // that.
             return match self.own.nodes.is_empty() {
                 true => self.step(),
                 false => BootstrapStep::Refuse(not_added(&self.own)),
             };
         };
         let founder = founding.members.iter().find(|founder| founder.node == own.node);
-        // Every node of the bootstrap has made a promise. If this node's promise is missing, its data are a copy from
-        // before the promise.
+        // Every node of the bootstrap has made a promise. If this node's promise is missing, its data are a
+        // copy from before the promise.
         let has_forgotten = founder.is_some() && cluster(&promise(&self.own)) != founding.cluster;
         if known.incarnation != own.incarnation || has_forgotten {
             return BootstrapStep::Stop(gone(own.node));
@@ -261,8 +262,8 @@ fn cluster(of: &BTreeMap<u64, Vec<u8>>) -> Vec<u8> {
     hasher.finalize()[..ID_BYTES].to_vec()
 }
 
-/// The bootstrap record of these candidates, for the node `own`. All nodes write the same record, except for the node's
-/// own id and incarnation.
+/// The bootstrap record of these candidates, for the node `own`. All nodes write the same record, except for
+/// the node's own id and incarnation.
 fn founding<'a>(of: impl Iterator<Item = &'a Candidate>, own: &Candidate) -> Founding {
     let of: BTreeMap<u64, &Candidate> = of.map(|candidate| (member(candidate).node, candidate)).collect();
     Founding {

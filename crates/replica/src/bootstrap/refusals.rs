@@ -1,7 +1,7 @@
 //! The refusals of peer connections. Their texts contain the operator's next step.
 //!
-//! Anyone who can connect receives these texts, so they contain no cluster id and no incarnation: with those a stranger
-//! could pass for a member.
+//! Anyone who can connect receives these texts, so they contain no cluster id and no incarnation: with those
+//! a stranger could pass for a member.
 
 use lockkeeper_wire::peer::{Hello, Refusal, RefusalCode};
 use lockkeeper_wire::store::{Candidate, Member};
@@ -12,8 +12,8 @@ pub(super) fn refusal(code: RefusalCode, text: impl Into<String>) -> Refusal {
     Refusal { code: code.into(), text: text.into(), node: 0 }
 }
 
-/// A refusal about a node that has lost its place in the cluster. `node` stops when it receives this; other nodes
-/// don't.
+/// A refusal about a node that has lost its place in the cluster. `node` stops when it receives this; other
+/// nodes don't.
 fn no_place(node: u64, code: RefusalCode, text: String) -> Refusal {
     Refusal { node, ..refusal(code, text) }
 }
@@ -71,8 +71,8 @@ pub(super) fn not_a_member(node: u64) -> Refusal {
     refusal(RefusalCode::Later, text)
 }
 
-/// The refusal for a node that connects before the receiver has connected to it at the address that the receiver
-/// has for it.
+/// The refusal for a node that connects before the receiver has connected to it at the address that the
+/// receiver has for it.
 #[must_use]
 pub fn not_reached(node: u64) -> Refusal {
     let text = format!("node {node} is let in once it was reached at its own address: that is tried at once");

@@ -1,5 +1,5 @@
-//! Explores every order in which hellos arrive, with crashes and a wiped disk in between; and checks the text of every
-//! refusal.
+//! Explores every order in which hellos arrive, with crashes and a wiped disk in between; and checks the text
+//! of every refusal.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -96,7 +96,8 @@ fn hash(what: &impl std::fmt::Debug) -> u64 {
 struct World {
     nodes: [Node; 3],
     said: Vec<(u64, Hello)>,
-    /// All distinct bootstrap records ever written, without the id and incarnation of the node that wrote them.
+    /// All distinct bootstrap records ever written, without the id and incarnation of the node that wrote
+    /// them.
     founded: Vec<Founding>,
     wiped: bool,
 }
@@ -129,8 +130,8 @@ impl World {
         hash(&(&self.nodes, said, self.wiped))
     }
 
-    /// All successor states. A crash before a write needs no state of its own: it equals a crash before the hello
-    /// that caused the write.
+    /// All successor states. A crash before a write needs no state of its own: it equals a crash before the
+    /// hello that caused the write.
     fn next(&self, wipes: bool) -> Vec<Self> {
         let mut next = Vec::new();
         let mut add = |change: &dyn Fn(&mut Self)| {
@@ -166,7 +167,8 @@ impl World {
     }
 }
 
-/// Visits every reachable state once, or in a plain `cargo test` the nearest 1,500; returns the number of states.
+/// Visits every reachable state once, or in a plain `cargo test` the nearest 1,500; returns the number of
+/// states.
 fn explore(wipes: bool, mut look: impl FnMut(&World)) -> usize {
     let mut seen = BTreeSet::new();
     let mut queue = VecDeque::from([World::new()]);

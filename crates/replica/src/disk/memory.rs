@@ -1,10 +1,10 @@
 //! An in-memory disk that loses, tears and fails writes, for the simulator and for tests.
 //!
-//! Responsible for: it behaves at least as badly as a real disk that keeps its guarantees. A power cut may lose
-//! unsynced data sector by sector, and unsynced names one by one. A failed sync returns its error once; later syncs
-//! skip the sectors that the failed one did not write, although these stay readable. Worse faults are available on
-//! demand: syncs that do nothing, and changed bytes. The caller makes every random choice, so the same choices
-//! produce the same disk.
+//! Responsible for: it behaves at least as badly as a real disk that keeps its guarantees. A power cut may
+//! lose unsynced data sector by sector, and unsynced names one by one. A failed sync returns its error once;
+//! later syncs skip the sectors that the failed one did not write, although these stay readable. Worse faults
+//! are available on demand: syncs that do nothing, and changed bytes. The caller makes every random choice,
+//! so the same choices produce the same disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -104,13 +104,13 @@ impl MemoryDisk {
         Self::default()
     }
 
-    /// Cuts the power. `choose` decides which unsynced changes reach the disk: called with n, it must return a
-    /// number below n. Open files become invalid.
+    /// Cuts the power. `choose` decides which unsynced changes reach the disk: called with n, it must return
+    /// a number below n. Open files become invalid.
     pub fn crash(&self, mut choose: impl FnMut(u64) -> u64) {
         let mut state = self.lock();
         state.run += 1;
-        // For real disks, "all" or "nothing" is most likely. Independent choices for each sector alone would rarely
-        // result in either.
+        // For real disks, "all" or "nothing" is most likely. Independent choices for each sector alone would
+        // rarely result in either.
         let mood = choose(4);
         let arrives = |choose: &mut dyn FnMut(u64) -> u64| match mood {
             0 => false,
@@ -142,15 +142,15 @@ impl MemoryDisk {
         state.files.values_mut().for_each(|contents| contents.open = 0);
     }
 
-    /// Lets `after` more calls of `on` succeed, and the next one fail with `errno`. A failing write writes its
-    /// first half, rounded down to whole sectors.
+    /// Lets `after` more calls of `on` succeed, and the next one fail with `errno`. A failing write writes
+    /// its first half, rounded down to whole sectors.
     pub fn fail(&self, on: Operation, after: u64, errno: i32) {
         self.lock().faults.push(InjectedFault { on, after, errno });
     }
 
-    /// Lets `after` more calls of these operations, counted together, succeed; every later one fails with `errno`
-    /// until [`MemoryDisk::heal`]. With all changing operations this models a process that is killed at step
-    /// `after`; with those that take space, a disk that becomes full.
+    /// Lets `after` more calls of these operations, counted together, succeed; every later one fails with
+    /// `errno` until [`MemoryDisk::heal`]. With all changing operations this models a process that is killed
+    /// at step `after`; with those that take space, a disk that becomes full.
     pub fn fail_from(&self, on: &'static [Operation], after: u64, errno: i32) {
         self.lock().outage = Some(Outage { on, after, errno });
     }

@@ -1,8 +1,8 @@
 //! Bounds on the numbers in peers' messages, derived from this node's log and term.
 //!
-//! Responsible for: no number in a peer's message makes the engine panic. raft-rs asserts properties that hold only
-//! with correct peers and disks that lose nothing durable; this module checks them first. A message beyond a bound is
-//! dropped, has its commit index lowered, or is replaced by one that has only a term.
+//! Responsible for: no number in a peer's message makes the engine panic. raft-rs asserts properties that
+//! hold only with correct peers and disks that lose nothing durable; this module checks them first. A message
+//! beyond a bound is dropped, has its commit index lowered, or is replaced by one that has only a term.
 
 use std::collections::BTreeSet;
 
@@ -12,9 +12,9 @@ use lockkeeper_wire::store::Configuration;
 use super::{Ignored, Position};
 use crate::members::NODES_MAX;
 
-/// Maximum by which a message raises this node's term. An election raises the term by one, so even a node that was
-/// away for a hundred years, with an election every second, is behind by less. Without the bound, one message could
-/// raise the term so high that no election is possible any more.
+/// Maximum by which a message raises this node's term. An election raises the term by one, so even a node
+/// that was away for a hundred years, with an election every second, is behind by less. Without the bound,
+/// one message could raise the term so high that no election is possible any more.
 pub(super) const TERMS_AHEAD_MAX: u64 = 1 << 32;
 
 /// This node's position in term and log.
@@ -50,8 +50,8 @@ pub(super) fn check(own: &Standpoint, message: &mut PeerMessage) -> Result<(), I
         {
             Err(Ignored("another node leads in its term"))
         }
-        // For raft-rs, every index beyond the log has term 0. So without this check, an append after such an index
-        // with log term 0 would match this log.
+        // For raft-rs, every index beyond the log has term 0. So without this check, an append after such an
+        // index with log term 0 would match this log.
         PeerKind::Append if (message.index == 0) != (message.log_term == 0) => {
             Err(Ignored("the entry before its entries has no term"))
         }
@@ -82,8 +82,9 @@ fn response(own: &Standpoint, message: &PeerMessage) -> Result<(), Ignored> {
     Ok(())
 }
 
-/// Handles a term that is too far ahead: raises this node's term by the bound and drops the rest of the message. So
-/// if a forged message has raised the term of one node, the others reach that term after some messages.
+/// Handles a term that is too far ahead: raises this node's term by the bound and drops the rest of the
+/// message. So if a forged message has raised the term of one node, the others reach that term after some
+/// messages.
 fn approach(own: &Standpoint, message: &mut PeerMessage) -> Result<(), Ignored> {
     if matches!(message.kind(), PeerKind::PreVote | PeerKind::PreVoteResponse) {
         return Err(Ignored("it asks for, or grants, an election in a term far ahead"));
@@ -95,10 +96,10 @@ fn approach(own: &Standpoint, message: &mut PeerMessage) -> Result<(), Ignored> 
     Ok(())
 }
 
-/// Returns an index from the message if this node's log ends before it, although the message shows that this node has
-/// acknowledged that entry, or that the entry is committed. The commit index in a heartbeat never exceeds what the
-/// receiver has acknowledged in that term, and a follower never has more entries than its leader. So this node's disk
-/// has lost entries, or the message is forged.
+/// Returns an index from the message if this node's log ends before it, although the message shows that this
+/// node has acknowledged that entry, or that the entry is committed. The commit index in a heartbeat never
+/// exceeds what the receiver has acknowledged in that term, and a follower never has more entries than its
+/// leader. So this node's disk has lost entries, or the message is forged.
 pub(super) fn beyond_log(own: &Standpoint, message: &PeerMessage) -> Option<u64> {
     let claimed = match message.kind() {
         PeerKind::Heartbeat if message.term >= own.term && !own.is_leader => message.commit,

@@ -1,4 +1,5 @@
-//! Conversion between raft-rs messages and the wire schema: raft-rs never parses bytes that other processes sent.
+//! Conversion between raft-rs messages and the wire schema: raft-rs never parses bytes that other processes
+//! sent.
 
 use lockkeeper_wire::peer::{PeerKind, PeerMessage};
 use lockkeeper_wire::store;
@@ -94,8 +95,8 @@ pub(super) fn to_peer(message: &Message) -> Option<PeerMessage> {
     })
 }
 
-/// Checks and converts a peer's message. raft-rs trusts its peers: some invalid messages make it panic, others would
-/// take effect.
+/// Checks and converts a peer's message. raft-rs trusts its peers: some invalid messages make it panic,
+/// others would take effect.
 pub(super) fn from_peer(me: u64, message: PeerMessage) -> Result<Message, Ignored> {
     let msg_type = match message.kind() {
         PeerKind::Append => MessageType::MsgAppend,
@@ -163,8 +164,8 @@ pub(super) fn coalesce(messages: &mut Vec<PeerMessage>) {
     });
 }
 
-/// The engine's form of a membership change. A joint configuration is ended by a `Leave` entry, which any leader may
-/// propose. raft-rs' automatic leave would be lost with the leader that began the change.
+/// The engine's form of a membership change. A joint configuration is ended by a `Leave` entry, which any
+/// leader may propose. raft-rs' automatic leave would be lost with the leader that began the change.
 pub(super) fn conf_change(change: &store::MembersChange) -> ConfChangeV2 {
     use store::members_change::What;
     let (kind, node) = match &change.what {

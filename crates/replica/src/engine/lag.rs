@@ -1,18 +1,18 @@
 //! Retention of log entries in memory for lagging followers.
 //!
-//! Without retention, a leader would have dropped the entries after a snapshot by the time that the follower has
-//! received the snapshot (three seconds later, for instance). The follower would then need the next snapshot, and
-//! never catch up. And each restarted follower would need a snapshot.
+//! Without retention, a leader would have dropped the entries after a snapshot by the time that the follower
+//! has received the snapshot (three seconds later, for instance). The follower would then need the next
+//! snapshot, and never catch up. And each restarted follower would need a snapshot.
 
 use std::collections::BTreeMap;
 
 use super::Progress;
 
-/// Maximum bytes of entries kept for followers that are being sent a snapshot: some ten seconds of the heaviest
-/// load. A follower that needs more gets another snapshot.
+/// Maximum bytes of entries kept for followers that are being sent a snapshot: some ten seconds of the
+/// heaviest load. A follower that needs more gets another snapshot.
 const SNAPSHOT_BYTES_MAX: usize = 256 << 20;
-/// For other followers that lag, this multiple of the default retention is kept. A follower that needs more gets a
-/// snapshot.
+/// For other followers that lag, this multiple of the default retention is kept. A follower that needs more
+/// gets a snapshot.
 const TAILS_MAX: usize = 16;
 /// After this many ticks (a minute) without a message from a follower, no entries are kept for it.
 const SILENT_TICKS_MAX: u32 = 3_000;
@@ -30,8 +30,8 @@ pub(super) struct Pin {
 pub(super) struct Lag {
     /// The default retention, in bytes.
     keep: usize,
-    /// For each follower that entries are kept for: the index after which it needs all entries, and whether that is
-    /// the index of a snapshot for it.
+    /// For each follower that entries are kept for: the index after which it needs all entries, and whether
+    /// that is the index of a snapshot for it.
     needs: BTreeMap<u64, (u64, bool)>,
     /// Ticks since the engine's record of responding followers (`was_heard`) last contained each follower.
     silent: BTreeMap<u64, u32>,
@@ -55,8 +55,8 @@ impl Lag {
         self.silent.insert(node, 0);
     }
 
-    /// To be called at every tick, with the followers' progress; `first` is the index before the first entry in
-    /// memory.
+    /// To be called at every tick, with the followers' progress; `first` is the index before the first entry
+    /// in memory.
     pub(super) fn tick(&mut self, progress: &[Progress], first: u64) {
         let takes_part = |node: u64| node == NOBODY || progress.iter().any(|it| it.node == node);
         self.needs.retain(|node, _| takes_part(*node));
@@ -108,7 +108,8 @@ impl Lag {
 mod tests {
     use super::*;
 
-    /// The indices after which entries are kept: for followers that are being sent a snapshot, and for the others.
+    /// The indices after which entries are kept: for followers that are being sent a snapshot, and for the
+    /// others.
     fn kept(lag: &Lag) -> (Option<u64>, Option<u64>) {
         let [snapshot, other] = lag.pins();
         (snapshot.map(|pin| pin.after), other.map(|pin| pin.after))

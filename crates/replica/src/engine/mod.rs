@@ -31,14 +31,14 @@ use tail::Tail;
 const HEARTBEAT_TICKS: usize = 2;
 /// Shortest election time-out in ticks; the longest is twice that.
 pub const ELECTION_TICKS: usize = 12;
-/// The engine's quorum check clears its record of the followers that have responded. For this many ticks afterwards,
-/// the followers in the cleared record still count as responding.
+/// The engine's quorum check clears its record of the followers that have responded. For this many ticks
+/// afterwards, the followers in the cleared record still count as responding.
 const SILENT_TICKS: u32 = 2 * HEARTBEAT_TICKS as u32;
 /// Maximum bytes of entries per message, and of committed entries per [`Ready`].
 const MESSAGE_BYTES: u64 = 1 << 20;
 /// Maximum number of append messages in flight to one follower; a connection must have room for all of them.
-/// raft-rs' `batch_append`, which merges appends, stays off: it does not limit the merged size, so a follower that
-/// lags would be sent all of its missing entries in one message.
+/// raft-rs' `batch_append`, which merges appends, stays off: it does not limit the merged size, so a follower
+/// that lags would be sent all of its missing entries in one message.
 const IN_FLIGHT_MAX: usize = 32;
 /// Maximum bytes of entries that are proposed and not committed; above it, proposals are refused.
 const UNCOMMITTED_BYTES_MAX: u64 = 64 << 20;
@@ -86,9 +86,9 @@ impl Engine {
             max_uncommitted_size: UNCOMMITTED_BYTES_MAX,
             check_quorum: true,
             pre_vote: true,
-            // Followers receive the commit index with the next append or heartbeat. They serve no reads, so they
-            // don't need it earlier, and raft-rs' broadcast of each commit would cost two more messages per
-            // follower.
+            // Followers receive the commit index with the next append or heartbeat. They serve no reads, so
+            // they don't need it earlier, and raft-rs' broadcast of each commit would cost two more messages
+            // per follower.
             skip_bcast_commit: true,
             ..raft::Config::default()
         };
@@ -156,7 +156,8 @@ impl Engine {
     /// Handles a peer's message. Must not be called between [`Engine::ready`] and [`Engine::persisted`].
     ///
     /// # Errors
-    /// [`Ignored`]: the message was dropped, since it is invalid in this node's state or its sender is no member.
+    /// [`Ignored`]: the message was dropped, since it is invalid in this node's state or its sender is no
+    /// member.
     pub(crate) fn step(&mut self, mut message: PeerMessage) -> Result<(), Ignored> {
         bounds::check(&self.standpoint(), &mut message)?;
         let message = from_peer(self.raw.raft.id, message)?;
@@ -198,8 +199,8 @@ impl Engine {
         self.step_raft(message)
     }
 
-    /// Whether the snapshot of the last [`Engine::step_snapshot`] replaces the log once it is durable. That is not
-    /// the case if the log is newer.
+    /// Whether the snapshot of the last [`Engine::step_snapshot`] replaces the log once it is durable. That
+    /// is not the case if the log is newer.
     pub(crate) fn will_install(&self, at: Position) -> bool {
         self.raw.snap().is_some_and(|snapshot| {
             let metadata = snapshot.get_metadata();
@@ -209,20 +210,21 @@ impl Engine {
 
     fn step_raft(&mut self, message: Message) -> Result<(), Ignored> {
         let result = self.raw.step(message);
-        // A step may begin a new term, for which raft-rs draws a random election time-out; it is replaced by a
-        // reproducible one.
+        // A step may begin a new term, for which raft-rs draws a random election time-out; it is replaced by
+        // a reproducible one.
         self.set_timeout();
         result.map_err(|_| Ignored("its sender is no member"))
     }
 
-    /// Appends an entry as leader. `None` if refused: the caller must propose it again later, before any other.
+    /// Appends an entry as leader. `None` if refused: the caller must propose it again later, before any
+    /// other.
     pub(crate) fn propose(&mut self, data: Vec<u8>) -> Option<Position> {
         self.raw.propose(Vec::new(), data).ok()?;
         Some(self.last())
     }
 
-    /// Proposes a membership change; `None` if refused. The engine may still replace it by an empty entry, so the
-    /// caller must check the entry committed at this position.
+    /// Proposes a membership change; `None` if refused. The engine may still replace it by an empty entry, so
+    /// the caller must check the entry committed at this position.
     pub(crate) fn change(&mut self, change: &store::MembersChange) -> Option<Position> {
         let mut proposed = conf_change(change);
         proposed.context = change.encode_to_vec().into();
@@ -247,13 +249,14 @@ impl Engine {
         Position { index: self.last_index(), term: self.term() }
     }
 
-    /// Begins a quorum read, whose response is in [`Ready::confirmed`]. raft-rs may drop it without a response.
+    /// Begins a quorum read, whose response is in [`Ready::confirmed`]. raft-rs may drop it without a
+    /// response.
     pub(crate) fn ask(&mut self, round: u64) {
         self.raw.read_index(round.to_le_bytes().to_vec());
     }
 
-    /// Begins a leadership transfer. It fails unless the target is a voter that can be brought up to date within an
-    /// election time-out. Until the transfer ends, proposals are refused.
+    /// Begins a leadership transfer. It fails unless the target is a voter that can be brought up to date
+    /// within an election time-out. Until the transfer ends, proposals are refused.
     pub(crate) fn transfer(&mut self, to: u64) {
         self.raw.transfer_leader(to);
     }
@@ -267,8 +270,8 @@ impl Engine {
         self.raw.report_unreachable(peer);
     }
 
-    /// Reports the outcome of sending a snapshot. There must be exactly one report for each node in `snapshots_to` of
-    /// [`Ready`] and [`Released`]: until then raft-rs sends the peer no entries.
+    /// Reports the outcome of sending a snapshot. There must be exactly one report for each node in
+    /// `snapshots_to` of [`Ready`] and [`Released`]: until then raft-rs sends the peer no entries.
     pub(crate) fn snapshot_sent(&mut self, peer: u64, arrived: bool) {
         let status = if arrived { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
         self.raw.report_snapshot(peer, status);
@@ -284,8 +287,8 @@ impl Engine {
         self.raw.store().take_wish()
     }
 
-    /// Reports that a snapshot at this index was begun for followers that need one. The entries after it are kept
-    /// from now on, since the followers will need these too.
+    /// Reports that a snapshot at this index was begun for followers that need one. The entries after it are
+    /// kept from now on, since the followers will need these too.
     pub(crate) fn snapshot_begun(&mut self, index: u64) {
         self.lag.begun(index);
         self.pin();
@@ -348,10 +351,10 @@ impl Engine {
         let entries = ready.take_entries();
         let state = self.raw.raft.hard_state();
         let must_write = ready.must_sync() || held.iter().any(|entry| self.waits(entry));
-        // Every record contains the commit index, changed or not, although raft-rs tolerates its loss. So a node that
-        // restarts is at most one membership change behind any node that it may communicate with. Majorities of two
-        // successive configurations intersect; with a configuration that is two changes old, a second leader could be
-        // elected.
+        // Every record contains the commit index, changed or not, although raft-rs tolerates its loss. So a
+        // node that restarts is at most one membership change behind any node that it may communicate with.
+        // Majorities of two successive configurations intersect; with a configuration that is two changes
+        // old, a second leader could be elected.
         let forgets = self.mutant == Some(Mutant::MembersAppliedEarly) && ready.hs().is_none();
         let hard_state = (must_write && !forgets).then_some(store::HardState {
             term: state.term,
@@ -359,8 +362,8 @@ impl Engine {
             commit: state.commit,
         });
         let record = store::Record { hard_state, entries: entries.iter().map(to_stored).collect() };
-        // A leader's messages need not wait for its own disk, unless its term is new: a sole voter elects itself in
-        // one step, and if it crashed before the sync, it could lead the same term twice.
+        // A leader's messages need not wait for its own disk, unless its term is new: a sole voter elects
+        // itself in one step, and if it crashed before the sync, it could lead the same term twice.
         let (mut now, mut after) = (Vec::new(), Vec::new());
         let mut snapshots_to = Vec::new();
         let is_new = (state.term, state.vote) != (before.term, before.vote);
@@ -368,7 +371,8 @@ impl Engine {
         sort(&ready.take_messages(), early, &mut snapshots_to);
         sort(&ready.take_persisted_messages(), &mut after, &mut snapshots_to);
         if !self.is_leader() {
-            // If this node was deposed in this turn, the offers would name it as the leader of the later term.
+            // If this node was deposed in this turn, the offers would name it as the leader of the later
+            // term.
             snapshots_to.clear();
         }
         now.extend(after.extract_if(.., |message| self.is_hasty(message)));
@@ -406,8 +410,8 @@ impl Engine {
     fn ready_to_release(&mut self) -> Ready {
         let state = self.raw.raft.hard_state();
         let stored = &self.raw.store().hard_state;
-        // Term and vote are those of the last record. Newer ones, if any, are written by the next call of `ready`,
-        // together with what depends on them.
+        // Term and vote are those of the last record. Newer ones, if any, are written by the next call of
+        // `ready`, together with what depends on them.
         let hard_state = store::HardState {
             term: stored.term,
             vote: stored.vote,
@@ -447,8 +451,8 @@ impl Engine {
         self.raw.raft.raft_log.persisted
     }
 
-    /// Whether the entry is a membership change that must wait: it is applied only once its commit is durable on
-    /// this node.
+    /// Whether the entry is a membership change that must wait: it is applied only once its commit is durable
+    /// on this node.
     fn waits(&self, entry: &Committed) -> bool {
         let early = self.mutant == Some(Mutant::MembersAppliedEarly);
         entry.is_members && entry.at.index > self.durable_commit && !early
@@ -481,9 +485,9 @@ impl Engine {
         self.raw.mut_store().trim(index);
     }
 
-    /// Sets an election time-out that depends only on seed, node, term and the number of tries: simulations must be
-    /// reproducible, and raft-rs draws its own time-outs at random. (The number of tries is needed since a failed
-    /// pre-vote leaves the term unchanged.)
+    /// Sets an election time-out that depends only on seed, node, term and the number of tries: simulations
+    /// must be reproducible, and raft-rs draws its own time-outs at random. (The number of tries is needed
+    /// since a failed pre-vote leaves the term unchanged.)
     fn set_timeout(&mut self) {
         let raft = &mut self.raw.raft;
         let mixed = self.seed

@@ -4,7 +4,8 @@ use bytes::Bytes;
 use lockkeeper_wire::peer::PeerMessage;
 use lockkeeper_wire::store;
 
-/// Index and term of an entry. A proposal is committed only if the entry committed at the index has this term.
+/// Index and term of an entry. A proposal is committed only if the entry committed at the index has this
+/// term.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Position {
     pub(crate) index: u64,
@@ -33,8 +34,8 @@ pub struct Persisted(pub(super) Then);
 pub(super) struct Then {
     /// Messages that depend on the record.
     pub(super) after: Vec<PeerMessage>,
-    /// A membership change and the entries after it. They may be applied only after the write, since raft-rs does not
-    /// allow a membership change to be applied while it waits for a write.
+    /// A membership change and the entries after it. They may be applied only after the write, since raft-rs
+    /// does not allow a membership change to be applied while it waits for a write.
     pub(super) held: Vec<Committed>,
     /// The commit index in the record.
     pub(super) commit: Option<u64>,
@@ -50,9 +51,9 @@ impl Write {
         &self.record
     }
 
-    /// Index of a received snapshot that replaces log and table. **Before** the record is appended: rename the
-    /// snapshot's file to the final name, sync, then reset the log to its index. In another order, a crash in
-    /// between would leave a log without the snapshot that it continues.
+    /// Index of a received snapshot that replaces log and table. **Before** the record is appended: rename
+    /// the snapshot's file to the final name, sync, then reset the log to its index. In another order, a
+    /// crash in between would leave a log without the snapshot that it continues.
     #[must_use]
     pub fn installs(&self) -> Option<u64> {
         self.installs
@@ -106,8 +107,8 @@ pub(crate) struct Progress {
     pub(crate) committed: u64,
     /// Whether a message from the follower arrived since the engine's last quorum check.
     pub(crate) was_heard: bool,
-    /// Whether the follower responds: a message from it arrived since the engine's last quorum check; or that check
-    /// was a few ticks ago, and a message arrived in the interval before the check.
+    /// Whether the follower responds: a message from it arrived since the engine's last quorum check; or that
+    /// check was a few ticks ago, and a message arrived in the interval before the check.
     pub(crate) is_active: bool,
     pub(crate) is_learner: bool,
     /// Whether a snapshot is being sent to the follower.

@@ -171,10 +171,10 @@ impl raft::Storage for Tail {
         Ok(self.last())
     }
 
-    /// Returns metadata only: the snapshot itself is sent from disk over a separate connection. Requests a new
-    /// snapshot instead if none is stored, or if the stored one ends before `request_index`, leaves a gap before the
-    /// first entry in memory, or does not list the follower in its configuration: after installing it, the follower
-    /// would need another snapshot.
+    /// Returns metadata only: the snapshot itself is sent from disk over a separate connection. Requests a
+    /// new snapshot instead if none is stored, or if the stored one ends before `request_index`, leaves a gap
+    /// before the first entry in memory, or does not list the follower in its configuration: after installing
+    /// it, the follower would need another snapshot.
     fn snapshot(&self, request_index: u64, to: u64) -> raft::Result<Snapshot> {
         let fits = |at: &Position, configuration: &store::Configuration| {
             let known = [

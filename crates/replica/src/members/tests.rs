@@ -1,5 +1,5 @@
-//! Membership changes: which are refused, and that accepted ones have the same effect on `Members` and on the consensus
-//! engine.
+//! Membership changes: which are refused, and that accepted ones have the same effect on `Members` and on the
+//! consensus engine.
 
 use std::collections::BTreeSet;
 
@@ -187,8 +187,8 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
 }
 
 proptest! {
-    /// The engine accepts every change that `check` accepts; at least one voter remains, and every listed node is a
-    /// voter or learner.
+    /// The engine accepts every change that `check` accepts; at least one voter remains, and every listed
+    /// node is a voter or learner.
     #[test]
     fn engine_accepts_every_change_that_is_not_refused(changes in changes()) {
         let mut cluster = Cluster::of(&[1, 2, 3]);

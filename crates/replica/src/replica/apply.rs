@@ -24,9 +24,9 @@ enum CommandSummary {
     SetLimit,
 }
 
-/// Maximum work of a turn on committed entries, as a number of visited table entries: some milliseconds. A command
-/// is never interrupted, but its visits are bounded too (M2), so heartbeats are delayed by much less than a tenth
-/// of the shortest election time-out.
+/// Maximum work of a turn on committed entries, as a number of visited table entries: some milliseconds. A
+/// command is never interrupted, but its visits are bounded too (M2), so heartbeats are delayed by much less
+/// than a tenth of the shortest election time-out.
 pub const TURN_VISITS_MAX: u64 = 1 << 18;
 /// The cost of a command apart from its visits, mostly that of its reply, in visits.
 const VISITS_PER_COMMAND: u64 = 32;
@@ -50,8 +50,8 @@ impl ApplyQueue {
         self.left = visits_max;
     }
 
-    /// Charges the turn's budget for a command, or for a step of reading timers, that has visited `visits` table
-    /// entries.
+    /// Charges the turn's budget for a command, or for a step of reading timers, that has visited `visits`
+    /// table entries.
     pub(super) fn spend(&mut self, visits: u64) {
         self.left = self.left.saturating_sub(visits + VISITS_PER_COMMAND);
     }
@@ -88,9 +88,10 @@ impl ApplyQueue {
 }
 
 impl Replica {
-    /// Applies committed entries in order within this turn's budget; a later turn continues, if necessary in the
-    /// middle of an entry. Without `with_members` it stops before the first membership change, since raft-rs does not
-    /// allow one to be applied while it waits for a write. It always stops before the end of this node's own removal.
+    /// Applies committed entries in order within this turn's budget; a later turn continues, if necessary in
+    /// the middle of an entry. Without `with_members` it stops before the first membership change, since
+    /// raft-rs does not allow one to be applied while it waits for a write. It always stops before the end of
+    /// this node's own removal.
     pub(super) fn apply_committed(&mut self, with_members: bool) -> Result<(), Fatal> {
         let (rules, applied) = (self.table.rules(), self.applied.index);
         while (!self.turn.is_spent() || self.is(Mutant::TurnUnbounded)) && !self.waits_to_be_removed() {
@@ -124,18 +125,18 @@ impl Replica {
             self.engine.applied(self.applied.index);
         }
         if self.table.rules() != rules {
-            // On this output the caller also updates the rules version of its connections, which then refuse peers
-            // that do not support it.
+            // On this output the caller also updates the rules version of its connections, which then refuse
+            // peers that do not support it.
             self.tell_members();
         }
         Ok(())
     }
 
-    /// Returns the commands of an entry with the receivers of their replies. A membership change and a new leader's
-    /// empty entry have no commands: they are applied here.
+    /// Returns the commands of an entry with the receivers of their replies. A membership change and a new
+    /// leader's empty entry have no commands: they are applied here.
     fn begin_entry(&mut self, committed: &Committed) -> Result<VecDeque<Proposal>, Fatal> {
-        // Entries of another term have replaced the batches in flight below this index. Their commands get no reply
-        // from this node; the clients send them again to the next leader.
+        // Entries of another term have replaced the batches in flight below this index. Their commands get no
+        // reply from this node; the clients send them again to the next leader.
         while self.in_flight.front().is_some_and(|batch| batch.at.index < committed.at.index) {
             self.in_flight.pop_front();
         }
@@ -269,8 +270,8 @@ impl Replica {
                         }
                         let Some(lease) = self.book.lease_mut(session) else { return };
                         if lease.ending {
-                            // The session's end is proposed already: nothing is acknowledged until the end is applied
-                            // or taken back.
+                            // The session's end is proposed already: nothing is acknowledged until the end is
+                            // applied or taken back.
                             return;
                         }
                         lease.deadline = lease.deadline.max(received + lease.ttl);
@@ -331,8 +332,8 @@ impl Replica {
         self.tell(stream, v1::ServerItem { session: session.0, seq: 0, what });
     }
 
-    /// Records a break. From here on every acknowledgement of a keep-alive or attach lists the hold as revoked, so
-    /// its holder gives it up within one ttl (B1).
+    /// Records a break. From here on every acknowledgement of a keep-alive or attach lists the hold as
+    /// revoked, so its holder gives it up within one ttl (B1).
     fn revoked(&mut self, session: SessionId, seq: Seq, token: Token) {
         let (now, at_once) = (self.lease_now, self.is(Mutant::BreakOpensAtOnce));
         let Some(lease) = self.book.lease_mut(session) else { return };

@@ -1,10 +1,10 @@
 //! Membership changes: proposed at an operator's request or by the leader itself, applied by every node.
 //!
 //! Responsible for: one change at a time; a learner becomes a voter only once it has caught up; every leader
-//! completes the removals that earlier leaders began (until a removal is completed, each commit needs a majority of
-//! the old voters and one of the new voters); no leader removes itself, since raft-rs would let it go on leading
-//! a cluster of which it is no member; and a voter that is removed goes on voting until the others say that they have
-//! removed it.
+//! completes the removals that earlier leaders began (until a removal is completed, each commit needs a
+//! majority of the old voters and one of the new voters); no leader removes itself, since raft-rs would let
+//! it go on leading a cluster of which it is no member; and a voter that is removed goes on voting until the
+//! others say that they have removed it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,8 +26,8 @@ const CAUGHT_UP: u64 = 1_000;
 pub(super) struct Changes {
     /// The change that this leader has proposed and that is not applied yet, and the call that waits for it.
     in_flight: Option<(Position, Option<AskId>, Change)>,
-    /// Changes to be checked again: a new leader has not received responses from all voters yet, or the engine
-    /// replaced the proposed change by an empty entry.
+    /// Changes to be checked again: a new leader has not received responses from all voters yet, or the
+    /// engine replaced the proposed change by an empty entry.
     waiting: Vec<(AskId, Change)>,
     /// Newest rules version supported by each connected peer.
     rules: BTreeMap<u64, u32>,
@@ -64,8 +64,8 @@ impl Replica {
         };
         match checked {
             Ok(()) => {}
-            // To remove a leader, its leadership is transferred first. So this node may have led for a moment only,
-            // and some voters have not responded to it yet.
+            // To remove a leader, its leadership is transferred first. So this node may have led for a moment
+            // only, and some voters have not responded to it yet.
             Err(Rejected::NoMajority { .. }) if self.leads_newly() => {
                 return self.changes.waiting.push((ask, change));
             }
@@ -90,7 +90,8 @@ impl Replica {
         self.outputs.push(Output::Answer(ask, Answer::Refused(refused)));
     }
 
-    /// Whether this node has led for less than an election time-out, so that a peer's silence means nothing yet.
+    /// Whether this node has led for less than an election time-out, so that a peer's silence means nothing
+    /// yet.
     pub(super) fn leads_newly(&self) -> bool {
         self.lead.is_ready() && self.clock.now() < self.config.tick * ELECTION_TICKS as u32
     }
@@ -101,9 +102,9 @@ impl Replica {
         others.chain([self.config.node]).collect()
     }
 
-    /// Retries waiting changes. Then proposes the changes that no operator requests: promotions of learners, ends of
-    /// joint configurations, and newer rules. They follow from the members, the followers' progress and the connected
-    /// peers, so a new leader continues them by itself.
+    /// Retries waiting changes. Then proposes the changes that no operator requests: promotions of learners,
+    /// ends of joint configurations, and newer rules. They follow from the members, the followers' progress
+    /// and the connected peers, so a new leader continues them by itself.
     pub(super) fn tend_members(&mut self) {
         for (ask, change) in std::mem::take(&mut self.changes.waiting) {
             self.change_asked(ask, change);
@@ -129,15 +130,17 @@ impl Replica {
         self.raise_rules();
     }
 
-    /// Whether the next entry to apply ends the removal of this node, a voter. The node does not apply it, so it remains
-    /// a voter of the joint configuration until the other nodes refuse it and its process stops. If it stopped by
-    /// itself, and a power cut made the others forget that the entry is committed, they would need its vote for ever.
+    /// Whether the next entry to apply ends the removal of this node, a voter. The node does not apply it, so
+    /// it remains a voter of the joint configuration until the other nodes refuse it and its process stops.
+    /// If it stopped by itself, and a power cut made the others forget that the entry is committed, they
+    /// would need its vote for ever.
     pub(super) fn waits_to_be_removed(&self) -> bool {
         // A joint configuration allows no change but the one that ends it.
         self.turn.is_next_of_members() && self.members.is_leaving(self.config.node)
     }
 
-    /// Raises the rules version once every other member, learners included, is connected and supports it (V1).
+    /// Raises the rules version once every other member, learners included, is connected and supports it
+    /// (V1).
     fn raise_rules(&mut self) {
         let (present, newest) = (self.table.rules().max(self.changes.raised), self.config.rules);
         if present >= newest {
@@ -173,8 +176,8 @@ impl Replica {
         Ok(())
     }
 
-    /// To be called for every applied entry: answers the call for the change in flight once the entry at the change's
-    /// index is applied.
+    /// To be called for every applied entry: answers the call for the change in flight once the entry at the
+    /// change's index is applied.
     pub(super) fn settle_change(&mut self, committed: &Committed) {
         let reached = |(at, ..): &mut (Position, _, _)| at.index <= committed.at.index;
         let Some((at, ask, change)) = self.changes.in_flight.take_if(reached) else { return };
@@ -182,9 +185,9 @@ impl Replica {
         if at == committed.at && committed.is_members {
             self.outputs.push(Output::Answer(ask, Answer::Changed));
         } else {
-            // The engine replaced the change by an empty entry, since it did not count all entries from before this
-            // leader's election as applied yet. By the next turn it does. If one of them began a removal, the retry
-            // is refused as `UnderWay`.
+            // The engine replaced the change by an empty entry, since it did not count all entries from
+            // before this leader's election as applied yet. By the next turn it does. If one of them began a
+            // removal, the retry is refused as `UnderWay`.
             self.changes.waiting.push((ask, change));
         }
     }
@@ -211,8 +214,8 @@ impl Replica {
         self.outputs.push(Output::Members(members));
     }
 
-    /// Whether a majority of the voters knows the commit of the last change. A removed node may be destroyed only then:
-    /// voters that don't know it need the removed node's vote.
+    /// Whether a majority of the voters knows the commit of the last change. A removed node may be destroyed
+    /// only then: voters that don't know it need the removed node's vote.
     fn is_change_known(&self) -> bool {
         let (voters, at) = (&self.members.configuration.voters, self.members.at);
         let progress = self.engine.progress();

@@ -1,18 +1,20 @@
-//! Comparison of table digests between nodes: one log must produce one table, and a node with another table stops.
+//! Comparison of table digests between nodes: one log must produce one table, and a node with another table
+//! stops.
 //!
 //! A digest is a by-product of a snapshot, so it costs nothing beyond the snapshot. Digests of two nodes are
 //! comparable if both were taken after the same entry:
 //!
-//! 1. A leader whose snapshot is due names the index of its next entry. All its appends and heartbeats carry that
-//!    index from then on, over ordered connections; so a follower receives it before it can learn that the entry is
-//!    committed.
-//! 2. A node that applies this entry begins a snapshot. A node that can't (another snapshot is in progress, or the
-//!    index was lost with a connection) is not compared this time.
+//! 1. A leader whose snapshot is due names the index of its next entry. All its appends and heartbeats carry
+//!    that index from then on, over ordered connections; so a follower receives it before it can learn that
+//!    the entry is committed.
+//! 2. A node that applies this entry begins a snapshot. A node that can't (another snapshot is in progress,
+//!    or the index was lost with a connection) is not compared this time.
 //! 3. A follower's heartbeat responses carry its digest.
-//! 4. The digest that a majority of the voters has counts as right, and the leader's heartbeats carry it. A node with
-//!    another digest for that entry stops, be it a follower or the leader itself.
-//! 5. Without a majority no node stops: a stop is for good, and would hit the healthy node as often as the wrong one.
-//!    The leader reports the difference and names another entry, so that a voter that was not compared can decide.
+//! 4. The digest that a majority of the voters has counts as right, and the leader's heartbeats carry it. A
+//!    node with another digest for that entry stops, be it a follower or the leader itself.
+//! 5. Without a majority no node stops: a stop is for good, and would hit the healthy node as often as the
+//!    wrong one. The leader reports the difference and names another entry, so that a voter that was not
+//!    compared can decide.
 //!
 //! Later messages repeat the named index and the digests, so lost messages do no harm.
 
@@ -26,9 +28,9 @@ use lockkeeper_wire::store::Configuration;
 use super::Replica;
 use crate::event::{Difference, LostEntries, Output};
 
-/// While it is undecided which of two tables is right, a leader waits this long for the digests of the other voters,
-/// then names another entry. Every named entry costs one snapshot on each node, which takes seconds for millions of
-/// locks.
+/// While it is undecided which of two tables is right, a leader waits this long for the digests of the other
+/// voters, then names another entry. Every named entry costs one snapshot on each node, which takes seconds
+/// for millions of locks.
 const AGAIN: Duration = Duration::from_secs(60);
 
 /// Digest of a table after an entry, in this program's [`FORMAT`].
@@ -46,8 +48,8 @@ pub(super) struct Checks {
     own: Option<Digest>,
     /// The latest digest received from each other node.
     told: BTreeMap<u64, Digest>,
-    /// The digest that a majority has, which a leader sends. It stays valid if some of those nodes stop or are
-    /// removed.
+    /// The digest that a majority has, which a leader sends. It stays valid if some of those nodes stop or
+    /// are removed.
     right: Option<Digest>,
     /// Nodes whose digest after the entry of `own` differs from `own`.
     differ: BTreeSet<u64>,
@@ -64,8 +66,8 @@ pub(super) struct Checks {
 impl Checks {
     /// Names a future entry, unless one is named already.
     pub(super) fn name(&mut self, index: u64, applied: u64) {
-        // `index` is the next entry. So an index above it was named by another leader, whose entries this log does
-        // not have.
+        // `index` is the next entry. So an index above it was named by another leader, whose entries this log
+        // does not have.
         if self.named <= applied || self.named > index {
             self.named = index;
         }
@@ -120,7 +122,8 @@ impl Checks {
 }
 
 impl Replica {
-    /// Processes the digest, the named entry and the log indices in a peer's message, before the engine gets it.
+    /// Processes the digest, the named entry and the log indices in a peer's message, before the engine gets
+    /// it.
     pub(super) fn compare(&mut self, message: &PeerMessage) {
         if message.term < self.engine.term() {
             return;
@@ -155,15 +158,15 @@ impl Replica {
         }
     }
 
-    /// Set if a member's message shows that this node's log lacks entries that the node has acknowledged, or that are
-    /// committed. The caller must then stop the node, and not call [`Replica::advance`] again.
+    /// Set if a member's message shows that this node's log lacks entries that the node has acknowledged, or
+    /// that are committed. The caller must then stop the node, and not call [`Replica::advance`] again.
     #[must_use]
     pub fn lost_entries(&self) -> Option<LostEntries> {
         self.checks.lost
     }
 
-    /// Leader only: reports nodes that differ from it, finds the digest of a majority, and reports this node as wrong
-    /// if its own digest is another one.
+    /// Leader only: reports nodes that differ from it, finds the digest of a majority, and reports this node
+    /// as wrong if its own digest is another one.
     pub(super) fn judge(&mut self) {
         if !self.checks.has_news || !self.engine.is_leader() {
             return;
@@ -193,8 +196,8 @@ impl Replica {
         self.checks.right.is_some_and(|right| right.index == index)
     }
 
-    /// Whether this leader should name another entry before its next snapshot is due: two tables differ, and a
-    /// reachable voter that was not compared could decide which one is right. Returns true at most once per
+    /// Whether this leader should name another entry before its next snapshot is due: two tables differ, and
+    /// a reachable voter that was not compared could decide which one is right. Returns true at most once per
     /// [`AGAIN`].
     pub(super) fn must_compare_again(&mut self) -> bool {
         let Some(own) = self.checks.own else { return false };
@@ -223,8 +226,8 @@ impl Replica {
     }
 }
 
-/// The digest of a majority of the voters, and one node that has it. In a joint configuration, of a majority of both
-/// sets.
+/// The digest of a majority of the voters, and one node that has it. In a joint configuration, of a majority
+/// of both sets.
 fn of_majority(configuration: &Configuration, told: &BTreeMap<u64, u128>) -> Option<(u64, u128)> {
     let has = |voters: &[u64], value: u128| {
         2 * voters.iter().filter(|voter| told.get(voter) == Some(&value)).count() > voters.len()

@@ -1,7 +1,8 @@
-//! Fires due timers, and expires sessions in two steps. At its deadline a session becomes a candidate. Then a *check*
-//! begins: a quorum read that must confirm this leader, and a drain barrier, which completes once all input that had
-//! arrived when the check began was handled. At the end of the check the session expires, unless its deadline is now
-//! later than the check's beginning. So no stall of leader, network or disk expires a live session (P9).
+//! Fires due timers, and expires sessions in two steps. At its deadline a session becomes a candidate. Then a
+//! *check* begins: a quorum read that must confirm this leader, and a drain barrier, which completes once all
+//! input that had arrived when the check began was handled. At the end of the check the session expires,
+//! unless its deadline is now later than the check's beginning. So no stall of leader, network or disk
+//! expires a live session (P9).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,16 +15,16 @@ use crate::deadlines::Timer;
 use crate::event::Output;
 use crate::mutant::Mutant;
 
-/// Maximum number of timers visited per call of `Replica::advance`, and of sessions in one check: some milliseconds
-/// of work. Timers are visited in the order of their deadlines.
+/// Maximum number of timers visited per call of `Replica::advance`, and of sessions in one check: some
+/// milliseconds of work. Timers are visited in the order of their deadlines.
 const DUE_PER_TURN: usize = 1 << 13;
 
 #[derive(Default)]
 pub(super) struct Expiry {
     last: u64,
     candidates: BTreeSet<SessionId>,
-    /// Sessions whose client has closed their stream, and the attach number of that stream. Their `linger` begins at
-    /// the end of a check.
+    /// Sessions whose client has closed their stream, and the attach number of that stream. Their `linger`
+    /// begins at the end of a check.
     closes: Vec<(SessionId, u64)>,
     check: Option<Check>,
 }
@@ -57,7 +58,8 @@ impl Expiry {
         self.closes.push((session, attach));
     }
 
-    /// Whether the event loop should continue at once: the check in progress is complete, or a new one can begin.
+    /// Whether the event loop should continue at once: the check in progress is complete, or a new one can
+    /// begin.
     pub(super) fn is_decided(&self) -> bool {
         match &self.check {
             Some(check) => check.confirmed && check.drained,
@@ -66,7 +68,8 @@ impl Expiry {
     }
 
     pub(super) fn step_down(&mut self) {
-        // The numbers keep rising, so that a late confirmation or drain can't be taken for that of a later check.
+        // The numbers keep rising, so that a late confirmation or drain can't be taken for that of a later
+        // check.
         *self = Self { last: self.last, ..Self::default() };
     }
 }
@@ -104,8 +107,8 @@ impl Replica {
     }
 
     /// Whether timers may fire. They may not after this node has ended its streams, since clients can't send
-    /// keep-alives any more; nor while nothing can be proposed, since keep-alives may arrive before proposals are
-    /// possible again.
+    /// keep-alives any more; nor while nothing can be proposed, since keep-alives may arrive before proposals
+    /// are possible again.
     pub(super) fn may_end(&self) -> bool {
         self.lead.is_ready()
             && !self.has_left()
@@ -114,8 +117,8 @@ impl Replica {
             && !self.turn.has_more()
     }
 
-    /// To be called when proposals have to wait: removes the queued expiries and sets their sessions' timers again,
-    /// so that keep-alives received meanwhile count (P9).
+    /// To be called when proposals have to wait: removes the queued expiries and sets their sessions' timers
+    /// again, so that keep-alives received meanwhile count (P9).
     pub(super) fn take_back_ends(&mut self) {
         let mut live = Vec::new();
         self.queue.retain(|proposal| match (&proposal.command, &proposal.origin) {
@@ -171,9 +174,9 @@ impl Replica {
         }
         for session in check.sessions {
             let Some(lease) = self.book.lease_mut(session).filter(|lease| !lease.ending) else { continue };
-            // A sign of life has moved the deadline past the check's beginning. If the check took long, the new
-            // deadline may have passed too. Even then the session can expire only by another check, whose drain
-            // barrier covers the input that has arrived since.
+            // A sign of life has moved the deadline past the check's beginning. If the check took long, the
+            // new deadline may have passed too. Even then the session can expire only by another check, whose
+            // drain barrier covers the input that has arrived since.
             if lease.deadline > check.began {
                 self.book.again(session);
             } else {

@@ -1,8 +1,9 @@
 //! Replaces this node's table by a snapshot received from the leader.
 //!
-//! Responsible for: the snapshot takes effect only once the consensus has accepted it as newer, since appends that
-//! arrived during the transmission may be newer, and a table must not go back (P2); and only after the snapshot's
-//! file, the log and the hard state are durable, in that order ([`Write::installs`](crate::Write::installs)).
+//! Responsible for: the snapshot takes effect only once the consensus has accepted it as newer, since appends
+//! that arrived during the transmission may be newer, and a table must not go back (P2); and only after the
+//! snapshot's file, the log and the hard state are durable, in that order
+//! ([`Write::installs`](crate::Write::installs)).
 
 use lockkeeper_wire::store;
 
@@ -72,8 +73,8 @@ impl Replica {
         };
         self.table = table;
         self.applied = at;
-        // Without this call, the engine would scan the entries up to this index for membership changes before its
-        // next campaign, but its log no longer has them.
+        // Without this call, the engine would scan the entries up to this index for membership changes before
+        // its next campaign, but its log no longer has them.
         self.engine.applied(at.index);
         self.since = Since::default();
         self.in_flight.clear();

@@ -14,8 +14,9 @@ use crate::mutant::Mutant;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Lead {
     No,
-    /// Elected in this term, but not ready: nothing is acknowledged. First its first own entry must be applied, and
-    /// with it every entry that earlier leaders committed; then all timers must be read from the table.
+    /// Elected in this term, but not ready: nothing is acknowledged. First its first own entry must be
+    /// applied, and with it every entry that earlier leaders committed; then all timers must be read from the
+    /// table.
     Coming(u64),
     /// Ready: the zero point has passed.
     Ready(u64),
@@ -66,8 +67,8 @@ impl Replica {
         }
     }
 
-    /// Handles the loss of leadership. From here on this node does not learn the outcome of its uncommitted commands;
-    /// clients send them again to the next leader.
+    /// Handles the loss of leadership. From here on this node does not learn the outcome of its uncommitted
+    /// commands; clients send them again to the next leader.
     fn step_down(&mut self) {
         self.lead = Lead::No;
         let leader = self.engine.leader();
@@ -101,9 +102,9 @@ impl Replica {
         }
     }
 
-    /// Reads all timers from the table within this turn's budget. A large table takes several turns, between which
-    /// heartbeats are sent. The table does not change during the scan, since a leader that is not ready proposes
-    /// nothing.
+    /// Reads all timers from the table within this turn's budget. A large table takes several turns, between
+    /// which heartbeats are sent. The table does not change during the scan, since a leader that is not ready
+    /// proposes nothing.
     pub(super) fn read_timers(&mut self) {
         while let Some(reading) = self.reading {
             if self.turn.is_spent() {
@@ -166,8 +167,8 @@ impl Replica {
         self.clock = LeaseClock::new(self.now);
         self.lease_now = Duration::ZERO;
         if self.table.last_token() == 0 && !self.is(Mutant::TokensFromOne) {
-            // A table without history: the counter is raised before any grant, and through the log, so that all nodes
-            // agree (T1).
+            // A table without history: the counter is raised before any grant, and through the log, so that
+            // all nodes agree (T1).
             let command = Command::RaiseTokens { above: self.config.tokens_above };
             self.queue.push_back(Proposal::new(command, Origin::Leader));
         }

@@ -2,17 +2,18 @@
 //!
 //! One turn of the event loop:
 //!
-//! 1. Read all input that has arrived, then the clock. Call [`Replica::begin`], then [`Replica::handle`] for each
-//!    event.
-//! 2. Call [`Replica::advance`]. If it returns a [`Write`]: send the outputs of [`Replica::take_outputs`], none of
-//!    which depends on this write (messages to peers come first, so that the peers write to their disks while this
-//!    node writes to its own); append and sync the write; call [`Replica::persisted`]. Repeat until `advance` returns
-//!    `None` or the caller's limit of writes per turn is reached.
+//! 1. Read all input that has arrived, then the clock. Call [`Replica::begin`], then [`Replica::handle`] for
+//!    each event.
+//! 2. Call [`Replica::advance`]. If it returns a [`Write`]: send the outputs of [`Replica::take_outputs`],
+//!    none of which depends on this write (messages to peers come first, so that the peers write to their
+//!    disks while this node writes to its own); append and sync the write; call [`Replica::persisted`].
+//!    Repeat until `advance` returns `None` or the caller's limit of writes per turn is reached.
 //! 3. Send the outputs of [`Replica::take_outputs`] once more.
 //!
-//! A turn's work is bounded; if work is left that can be done now, [`Replica::next_wake`] returns the present time.
-//! Input that arrives during a turn is handled in the next one, so all commands that have arrived meanwhile share one
-//! sync and, up to a size limit, one log entry (group commit; `propose.rs` also says when a leader delays a batch).
+//! A turn's work is bounded; if work is left that can be done now, [`Replica::next_wake`] returns the present
+//! time. Input that arrives during a turn is handled in the next one, so all commands that have arrived
+//! meanwhile share one sync and, up to a size limit, one log entry (group commit; `propose.rs` also says when
+//! a leader delays a batch).
 
 mod apply;
 mod change;
@@ -62,18 +63,19 @@ pub use streams::ENDS_PER_PART;
 use transfer::Handover;
 use watch::Watcher;
 
-/// Duration of a Raft tick. A follower starts an election after 12 ticks or more without a message from the leader.
+/// Duration of a Raft tick. A follower starts an election after 12 ticks or more without a message from the
+/// leader.
 pub const TICK: Duration = Duration::from_millis(20);
 /// Bytes of applied entries kept in memory for followers that lag a little. A single-node cluster keeps none.
 pub const TAIL_BYTES: usize = 4 << 20;
 
-/// At this number of requests that are queued, or that arrived before this leader was ready, no more client events are
-/// read, and the leader proposes no more commands of its own.
+/// At this number of requests that are queued, or that arrived before this leader was ready, no more client
+/// events are read, and the leader proposes no more commands of its own.
 const QUEUE_MAX: usize = 1 << 12;
-/// At this number of commands that are queued, or that clients have in flight, no more client events are read. A new
-/// command is committed after all of them, so this bounds how long a client waits for others that ask for more than the
-/// cluster can do: the caller of [`Replica::room`] serves its clients in turn, the log does not. If a commit takes 20 ms,
-/// since the nodes are far apart, this allows 50,000 commands per second.
+/// At this number of commands that are queued, or that clients have in flight, no more client events are
+/// read. A new command is committed after all of them, so this bounds how long a client waits for others that
+/// ask for more than the cluster can do: the caller of [`Replica::room`] serves its clients in turn, the log
+/// does not. If a commit takes 20 ms, since the nodes are far apart, this allows 50,000 commands per second.
 const OUTSTANDING_MAX: usize = 1 << 10;
 
 /// Configuration of a node.
@@ -85,20 +87,21 @@ pub struct Config {
     pub seed: u64,
     /// A table without history issues only tokens above this one (T1).
     pub tokens_above: u64,
-    /// Newest version of the table's rules that this program supports (V1): the one in [`lockkeeper_core::limits`].
+    /// Newest version of the table's rules that this program supports (V1): the one in
+    /// [`lockkeeper_core::limits`].
     pub rules: u32,
     /// Duration of a Raft tick: [`TICK`], or longer on slow networks.
     pub tick: Duration,
     /// Bytes of applied entries kept in memory for lagging followers: [`TAIL_BYTES`].
     pub tail_bytes: usize,
-    /// A snapshot is due once the log has grown, since the last snapshot, by this many bytes and by at least that
-    /// snapshot's size.
+    /// A snapshot is due once the log has grown, since the last snapshot, by this many bytes and by at least
+    /// that snapshot's size.
     pub snapshot_after: u64,
-    /// Maximum work of a turn on committed entries, as a number of visited table entries: [`TURN_VISITS_MAX`]. The
-    /// simulator sets it lower, so that few requests suffice to reach it.
+    /// Maximum work of a turn on committed entries, as a number of visited table entries:
+    /// [`TURN_VISITS_MAX`]. The simulator sets it lower, so that few requests suffice to reach it.
     pub turn_visits_max: u64,
-    /// Maximum number of ended requests reported at once to a client that attaches: [`ENDS_PER_PART`]; lower in the
-    /// simulator.
+    /// Maximum number of ended requests reported at once to a client that attaches: [`ENDS_PER_PART`]; lower
+    /// in the simulator.
     pub ends_per_part: usize,
     /// A deliberate fault that the simulator must detect. `None` in production.
     pub mutant: Option<Mutant>,
@@ -134,17 +137,17 @@ pub struct Replica {
     members: Members,
     /// Client address of each node, for redirects.
     clients: BTreeMap<u64, String>,
-    /// Number of times since the start that a peer has reported another client address. It is a part of the version
-    /// of the node list that is sent to streams.
+    /// Number of times since the start that a peer has reported another client address. It is a part of the
+    /// version of the node list that is sent to streams.
     addresses_seen: u64,
     /// Peers whose connection broke and is not established again yet.
     unreachable: BTreeSet<u64>,
-    /// `now`: the caller's clock, read at the beginning of this turn or after the last write in it. `clock`: the
-    /// lease clock, which advances only at the beginning of a turn.
+    /// `now`: the caller's clock, read at the beginning of this turn or after the last write in it. `clock`:
+    /// the lease clock, which advances only at the beginning of a turn.
     now: Duration,
     clock: LeaseClock,
-    /// The reading that `clock` would have after the last write of this turn; before any write, its actual reading.
-    /// Timers started by a command count from here, not from before a slow sync.
+    /// The reading that `clock` would have after the last write of this turn; before any write, its actual
+    /// reading. Timers started by a command count from here, not from before a slow sync.
     lease_now: Duration,
     next_tick: Duration,
     lead: Lead,
@@ -153,8 +156,8 @@ pub struct Replica {
     /// The last entry of the log at the start. When the tokens up to here were issued is not known.
     recovered_through: u64,
     streams: BTreeMap<StreamId, ClientStream>,
-    /// Client events received before this leader was ready, and the number of requests in them; an event that is no
-    /// frame counts as one.
+    /// Client events received before this leader was ready, and the number of requests in them; an event that
+    /// is no frame counts as one.
     early: VecDeque<Event>,
     early_requests: usize,
     /// Progress of a new leader's scan of its table.
@@ -164,11 +167,12 @@ pub struct Replica {
     turn: ApplyQueue,
     /// Whether a `Resume` is queued or proposed, and not applied yet.
     is_resuming: bool,
-    /// Whether the engine refused the last proposal. The queue then does not make the next turn begin at once; the
-    /// proposal is tried again after the next event or tick.
+    /// Whether the engine refused the last proposal. The queue then does not make the next turn begin at
+    /// once; the proposal is tried again after the next event or tick.
     is_refused: bool,
     in_flight: VecDeque<Batch>,
-    /// Until this time, batches are proposed without waiting for the commit of the previous one; see `propose.rs`.
+    /// Until this time, batches are proposed without waiting for the commit of the previous one; see
+    /// `propose.rs`.
     unheld_until: Duration,
     rounds: QuorumReads,
     expiry: Expiry,
@@ -323,8 +327,9 @@ impl Replica {
             }
             Event::StreamOpened { stream, identity, quota } => self.stream_opened(stream, &identity, quota),
             Event::Quotas { total, by_identity } => self.quotas.set(total, by_identity),
-            // A leader that is not ready must not answer requests, so they are kept until it is ready. So are the
-            // ends of streams and calls, which must be handled after the requests that arrived before them.
+            // A leader that is not ready must not answer requests, so they are kept until it is ready. So are
+            // the ends of streams and calls, which must be handled after the requests that arrived before
+            // them.
             Event::Frame(..) | Event::Asked(..) | Event::StreamClosed { .. } | Event::Dropped(_)
                 if self.lead.is_coming() =>
             {
@@ -349,8 +354,8 @@ impl Replica {
     }
 
     /// Applies committed entries, then proposes. If it returns a [`Write`], the caller sends the outputs of
-    /// [`Replica::take_outputs`], writes and syncs its record, and calls [`Replica::persisted`]. `None`: nothing to
-    /// write now.
+    /// [`Replica::take_outputs`], writes and syncs its record, and calls [`Replica::persisted`]. `None`:
+    /// nothing to write now.
     ///
     /// # Errors
     /// If the node must stop, since it can't apply a committed entry (V1).
@@ -384,8 +389,8 @@ impl Replica {
         Ok(Some(ready.write))
     }
 
-    /// Continues after a write has become durable. `now` is read after the sync: timers that are started by the
-    /// commands applied here (a ttl, a lock-delay) count from this time, not from before a slow sync.
+    /// Continues after a write has become durable. `now` is read after the sync: timers that are started by
+    /// the commands applied here (a ttl, a lock-delay) count from this time, not from before a slow sync.
     ///
     /// # Errors
     /// If the node must stop, since it can't apply a committed entry (V1) or install a snapshot.
@@ -410,8 +415,8 @@ impl Replica {
         }
     }
 
-    /// Returns the pending outputs, to be executed in this order. No output depends on a write that is not durable
-    /// yet.
+    /// Returns the pending outputs, to be executed in this order. No output depends on a write that is not
+    /// durable yet.
     pub fn take_outputs(&mut self) -> Vec<Output> {
         self.answer_confirmed();
         self.tell_watchers();
@@ -424,7 +429,8 @@ impl Replica {
         outputs
     }
 
-    /// How many requests of clients are accepted now. The caller keeps the others until enough commands are committed.
+    /// How many requests of clients are accepted now. The caller keeps the others until enough commands are
+    /// committed.
     #[must_use]
     pub fn room(&self) -> usize {
         let in_flight: usize = self.in_flight.iter().map(|batch| batch.of_clients).sum();
@@ -462,8 +468,8 @@ impl Replica {
         &self.table
     }
 
-    /// Whether this node leads and its zero point has passed: it has applied every entry committed before its term,
-    /// has read all timers from its table, and answers clients.
+    /// Whether this node leads and its zero point has passed: it has applied every entry committed before its
+    /// term, has read all timers from its table, and answers clients.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.lead.is_ready()
@@ -493,8 +499,8 @@ impl Replica {
         self.applied.index
     }
 
-    /// Index of the last entry that is at least partly applied: [`Replica::applied_index`], or the next one if the
-    /// turn's budget ran out in the middle of it.
+    /// Index of the last entry that is at least partly applied: [`Replica::applied_index`], or the next one
+    /// if the turn's budget ran out in the middle of it.
     #[must_use]
     pub fn begun_index(&self) -> u64 {
         self.turn.begun().unwrap_or(self.applied.index)

@@ -1,9 +1,9 @@
-//! Streams and calls that arrive while no live leader is known wait for one, since an election is faster than a
-//! client's search through all nodes.
+//! Streams and calls that arrive while no live leader is known wait for one, since an election is faster than
+//! a client's search through all nodes.
 //!
-//! The waiting clients are limited in number, bytes and time: a node that is partitioned from the majority must not
-//! keep its clients from the majority. After the time limit a client is redirected without a leader's address,
-//! since the last leader is most likely dead.
+//! The waiting clients are limited in number, bytes and time: a node that is partitioned from the majority
+//! must not keep its clients from the majority. After the time limit a client is redirected without a
+//! leader's address, since the last leader is most likely dead.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -33,16 +33,16 @@ pub(super) enum Who {
 
 #[derive(Default)]
 pub(super) struct Parked {
-    /// Events in order of arrival, with the time of arrival. Events of clients that do not wait any more are dropped
-    /// when they reach the front.
+    /// Events in order of arrival, with the time of arrival. Events of clients that do not wait any more are
+    /// dropped when they reach the front.
     events: VecDeque<(Duration, Event)>,
     bytes: usize,
     waiting: BTreeSet<Who>,
 }
 
 impl Parked {
-    /// Adds an event of a new or waiting client. Returns the client if there is no room: the caller must redirect
-    /// it.
+    /// Adds an event of a new or waiting client. Returns the client if there is no room: the caller must
+    /// redirect it.
     fn push(&mut self, now: Duration, event: Event) -> Option<Who> {
         let (who, comes) = match &event {
             Event::StreamOpened { stream, .. } => (Who::Stream(*stream), true),
@@ -124,8 +124,8 @@ fn bytes(event: &Event) -> usize {
 }
 
 impl Replica {
-    /// The leader, if it is another node and alive: its last message arrived within the shortest election time-out,
-    /// and its connections have not broken since. `None` also while this node leads.
+    /// The leader, if it is another node and alive: its last message arrived within the shortest election
+    /// time-out, and its connections have not broken since. `None` also while this node leads.
     #[must_use]
     pub fn follows(&self) -> Option<u64> {
         let leader = self.engine.leader();
@@ -143,8 +143,8 @@ impl Replica {
         }
     }
 
-    /// Handles a broken connection. A killed process is noticed by its broken connections some hundred milliseconds
-    /// earlier than by its silence.
+    /// Handles a broken connection. A killed process is noticed by its broken connections some hundred
+    /// milliseconds earlier than by its silence.
     pub(super) fn peer_down(&mut self, node: u64) {
         self.unreachable.insert(node);
         self.engine.lost(node);
@@ -179,8 +179,8 @@ impl Replica {
         }
     }
 
-    /// Handles the waiting events once this node leads; redirects the clients once another leader is known, or once
-    /// they have waited too long.
+    /// Handles the waiting events once this node leads; redirects the clients once another leader is known,
+    /// or once they have waited too long.
     pub(super) fn settle_parked(&mut self) {
         if self.parked.events.is_empty() {
             return;

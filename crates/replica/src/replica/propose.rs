@@ -1,10 +1,10 @@
 //! Batching: which commands are proposed in which entry, and when.
 //!
-//! A leader's own sync is often done a moment before the first follower's acknowledgement arrives. A batch proposed
-//! at that moment would block this thread for another sync while the acknowledgement waits. So the next batch waits
-//! for the commit of the previous one, for up to [`HOLD`]: commands that arrive during the wait share one entry, and
-//! all nodes sync less often. If the wait ends without a commit, because followers are farther away, batches do not
-//! wait at all during the next [`AGAIN`]; afterwards one waits again.
+//! A leader's own sync is often done a moment before the first follower's acknowledgement arrives. A batch
+//! proposed at that moment would block this thread for another sync while the acknowledgement waits. So the
+//! next batch waits for the commit of the previous one, for up to [`HOLD`]: commands that arrive during the
+//! wait share one entry, and all nodes sync less often. If the wait ends without a commit, because followers
+//! are farther away, batches do not wait at all during the next [`AGAIN`]; afterwards one waits again.
 
 use std::time::Duration;
 
@@ -20,11 +20,11 @@ use crate::mutant::Mutant;
 /// Limits of a log entry: commands and bytes.
 const BATCH_COMMANDS_MAX: usize = 4096;
 const BATCH_BYTES_MAX: usize = 1 << 20;
-/// Maximum number of entries proposed per call of `Replica::advance`, which bounds the turn: keep-alives are read
-/// only between turns.
+/// Maximum number of entries proposed per call of `Replica::advance`, which bounds the turn: keep-alives are
+/// read only between turns.
 const BATCHES_MAX: usize = 4;
-/// Maximum wait of a batch for the commit of the previous one, counted from when the previous one is durable on
-/// this node.
+/// Maximum wait of a batch for the commit of the previous one, counted from when the previous one is durable
+/// on this node.
 const HOLD: Duration = Duration::from_millis(1);
 /// Length of the time after a wait without a commit in which batches are proposed without waiting.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -46,8 +46,8 @@ impl Proposal {
 pub(super) enum Origin {
     /// A command of a session.
     Session { stream: StreamId, session: SessionId, seq: Seq },
-    /// Opens a session and attaches it. `received` is the reading of the lease clock when the request was handled;
-    /// the session's deadline is at least one ttl later.
+    /// Opens a session and attaches it. `received` is the reading of the lease clock when the request was
+    /// handled; the session's deadline is at least one ttl later.
     Open { stream: StreamId, attach: u64, secret_prefix: u64, received: Duration },
     /// An operator's command.
     Ask(AskId),
@@ -97,8 +97,8 @@ impl Replica {
         })
     }
 
-    /// Proposes queued commands in as few log entries as possible, at most [`BATCHES_MAX`]. Proposes nothing while a
-    /// batch must wait, or while committed entries are left to apply.
+    /// Proposes queued commands in as few log entries as possible, at most [`BATCHES_MAX`]. Proposes nothing
+    /// while a batch must wait, or while committed entries are left to apply.
     pub(super) fn propose(&mut self) {
         self.is_refused = false;
         if self.held_until().is_some() || self.turn.has_more() {
@@ -120,9 +120,9 @@ impl Replica {
             };
             let count = self.queue.iter().take(count).take_while(fits).count().max(1);
             let data = entry::encode_batch(self.queue.iter().take(count).map(|proposal| &proposal.command));
-            // The engine refuses a batch if a transfer is in progress or the size limit is reached. Then the whole
-            // batch stays at the head of the queue: if later commands of a session were proposed first, the skipped
-            // seqs could not be used any more (R5).
+            // The engine refuses a batch if a transfer is in progress or the size limit is reached. Then the
+            // whole batch stays at the head of the queue: if later commands of a session were proposed first,
+            // the skipped seqs could not be used any more (R5).
             let Some(at) = self.engine.propose(data) else {
                 if self.is(Mutant::DroppedBatchSkipped) {
                     self.queue.drain(..count);

@@ -49,8 +49,8 @@ impl Replica {
             Question::Watch { prefix } => return self.watch(ask, prefix),
             Question::Backup => return self.want_snapshot(ask),
             Question::Members => Answer::Members(self.members_status()),
-            // These never wait for a quorum read: `asked` proposes the operators' commands, and `handle` answers
-            // `Status` and `Load`.
+            // These never wait for a quorum read: `asked` proposes the operators' commands, and `handle`
+            // answers `Status` and `Load`.
             Question::Break(_)
             | Question::SetLimit { .. }
             | Question::Change(_)

@@ -1,12 +1,13 @@
-//! Quorum reads (Raft's ReadIndex rounds): a majority confirms that this node still leads; then everything that
-//! arrived before the round began may be acknowledged (P6). One round is in progress at a time. It serves all
-//! requests that arrived before it began, and the next one begins once it is confirmed.
+//! Quorum reads (Raft's ReadIndex rounds): a majority confirms that this node still leads; then everything
+//! that arrived before the round began may be acknowledged (P6). One round is in progress at a time. It
+//! serves all requests that arrived before it began, and the next one begins once it is confirmed.
 //!
-//! A committed batch of commands serves as the round for everything that arrived before the batch was proposed: the
-//! voters that made it durable acknowledged it in this term, after those arrivals. Any majority that elects another
-//! leader includes one of these voters, and that voter votes only after its acknowledgement, since after its vote it
-//! accepts no entries of this term. So no other leader had been elected when the requests arrived. Under load,
-//! keep-alives and reads therefore cost no messages of their own.
+//! A committed batch of commands serves as the round for everything that arrived before the batch was
+//! proposed: the voters that made it durable acknowledged it in this term, after those arrivals. Any majority
+//! that elects another leader includes one of these voters, and that voter votes only after its
+//! acknowledgement, since after its vote it accepts no entries of this term. So no other leader had been
+//! elected when the requests arrived. Under load, keep-alives and reads therefore cost no messages of their
+//! own.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,8 +20,8 @@ use crate::engine::Position;
 use crate::event::{AskId, Question, StreamId};
 use crate::mutant::Mutant;
 
-/// Minimum interval between rounds that serve only keep-alives: these arrive all the time, and each round costs two
-/// messages per follower. Much shorter than any ttl.
+/// Minimum interval between rounds that serve only keep-alives: these arrive all the time, and each round
+/// costs two messages per follower. Much shorter than any ttl.
 const PACE: Duration = Duration::from_millis(10);
 
 /// A request that must be confirmed by a round that begins after its arrival.
@@ -36,8 +37,8 @@ pub(super) enum PendingRead {
         session: SessionId,
         attach: u64,
     },
-    /// A request for a session that this node does not know. If this node has been deposed without noticing, the next
-    /// leader may have opened the session, so `SessionGone` needs a confirmation too.
+    /// A request for a session that this node does not know. If this node has been deposed without noticing,
+    /// the next leader may have opened the session, so `SessionGone` needs a confirmation too.
     Unknown {
         stream: StreamId,
         session: SessionId,
@@ -51,7 +52,8 @@ pub(super) enum PendingRead {
 #[derive(Default)]
 pub(super) struct QuorumReads {
     last: u64,
-    /// The round in progress: its number, when it was last sent to the peers, and the requests that it serves.
+    /// The round in progress: its number, when it was last sent to the peers, and the requests that it
+    /// serves.
     open: Option<(u64, Duration, Vec<PendingRead>)>,
     /// When the last round began.
     begun: Option<Duration>,
@@ -108,9 +110,9 @@ impl QuorumReads {
         self.begun.filter(|_| waits).map(|begun| begun + PACE)
     }
 
-    /// Begins a new round, or repeats one that was not confirmed within `patience`, since raft-rs drops some rounds
-    /// without an error; returns the round's number. `is_free`: this node is the only voter, so a round costs no
-    /// messages.
+    /// Begins a new round, or repeats one that was not confirmed within `patience`, since raft-rs drops some
+    /// rounds without an error; returns the round's number. `is_free`: this node is the only voter, so a
+    /// round costs no messages.
     fn begin(&mut self, now: Duration, patience: Duration, is_free: bool) -> Option<u64> {
         let is_keep_alive = |asked: &PendingRead| matches!(asked, PendingRead::KeepAlive { .. });
         let is_early = self.begun.is_some_and(|begun| now < begun + PACE);
@@ -119,7 +121,8 @@ impl QuorumReads {
                 self.open = Some((number, at, asked));
                 return None;
             }
-            // The repeated round begins now, so it also serves the requests that arrived after its first attempt.
+            // The repeated round begins now, so it also serves the requests that arrived after its first
+            // attempt.
             Some((_, _, asked)) => asked.into_iter().chain(self.waiting.drain(..)).collect(),
             None if self.waiting.is_empty() => return None,
             None if is_early && !is_free && self.waiting.iter().all(is_keep_alive) => return None,
@@ -164,8 +167,8 @@ impl QuorumReads {
 
 impl Replica {
     pub(super) fn begin_round(&mut self) {
-        // Twice the interval of heartbeats: each heartbeat repeats the round's message, so a single lost message
-        // needs no new round.
+        // Twice the interval of heartbeats: each heartbeat repeats the round's message, so a single lost
+        // message needs no new round.
         let patience = self.config.tick * 4;
         let configuration = &self.members.configuration;
         let is_alone = configuration.voters.len() == 1 && configuration.voters_outgoing.is_empty();

@@ -1,12 +1,12 @@
 //! Quotas: the most that the sessions of one identity, and all sessions together, may have in the table.
 //!
-//! The leader checks an acquire, a longer value or a new session before it queues the command, against what the table has
-//! and what is queued or proposed and not applied yet (*reserved*). So the limits are exact although commands are
-//! pipelined, the log has no trace of refused commands, and limits can be changed at any time without an agreement of the
-//! nodes. A closed hold counts for the identity whose session held it, but a snapshot does not say whose it is: after a
-//! restart from one it counts for all together only. The table's own limits (M1) hold independently. A repetition of a
-//! command that was queued before is not checked: it changes nothing (R5), and its client must get the answer of the first
-//! one.
+//! The leader checks an acquire, a longer value or a new session before it queues the command, against what
+//! the table has and what is queued or proposed and not applied yet (*reserved*). So the limits are exact
+//! although commands are pipelined, the log has no trace of refused commands, and limits can be changed at
+//! any time without an agreement of the nodes. A closed hold counts for the identity whose session held it,
+//! but a snapshot does not say whose it is: after a restart from one it counts for all together only. The
+//! table's own limits (M1) hold independently. A repetition of a command that was queued before is not
+//! checked: it changes nothing (R5), and its client must get the answer of the first one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,8 +25,9 @@ pub(super) struct Quotas {
     opening: BTreeSet<[u8; 32]>,
 }
 
-/// How far a command that adds nothing but its answer may exceed the limit of bytes: one that has reached the limit must
-/// be able to change values and to downgrade, but not without end, since answers are kept until they are confirmed.
+/// How far a command that adds nothing but its answer may exceed the limit of bytes: one that has reached the
+/// limit must be able to change values and to downgrade, but not without end, since answers are kept until
+/// they are confirmed.
 const ANSWER_SLACK: u64 = 1 << 20;
 
 #[derive(Clone, Copy)]
@@ -71,8 +72,9 @@ impl Quotas {
         }
     }
 
-    /// Reserves `wanted`, or says which limit does not allow it. `None`: without a limit nothing is reserved. A limit
-    /// that is set later does not include commands that are queued at that time, until they are applied.
+    /// Reserves `wanted`, or says which limit does not allow it. `None`: without a limit nothing is reserved.
+    /// A limit that is set later does not include commands that are queued at that time, until they are
+    /// applied.
     fn reserve(
         &mut self,
         identity: &Arc<str>,
@@ -166,8 +168,8 @@ fn exceeded(quota: &Quota, used: Usage, wanted: Usage) -> Option<Excess> {
 }
 
 impl Replica {
-    /// Reserves what a session's command adds, or says why it may not. `None`: the command adds nothing, or is a
-    /// repetition.
+    /// Reserves what a session's command adds, or says why it may not. `None`: the command adds nothing, or
+    /// is a repetition.
     pub(super) fn reserve(
         &mut self,
         identity: &Arc<str>,

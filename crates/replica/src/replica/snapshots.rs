@@ -1,4 +1,5 @@
-//! Snapshots for log compaction, written in bounded pieces while commands go on, and sent to lagging followers.
+//! Snapshots for log compaction, written in bounded pieces while commands go on, and sent to lagging
+//! followers.
 
 use lockkeeper_core::SnapshotProgress;
 use lockkeeper_wire::peer::SnapshotOffer;
@@ -10,8 +11,8 @@ use crate::event::{Answer, AskId, Output, SnapshotStep};
 
 /// Items per piece: some 2 ms of work, so that a piece delays heartbeats and keep-alives only a little.
 pub const ITEMS_PER_PIECE: usize = 4096;
-/// The leader names log entries after which every node takes a snapshot. If it names none, a follower takes a snapshot
-/// by itself once its log exceeds the threshold by `1 / PATIENCE` of it.
+/// The leader names log entries after which every node takes a snapshot. If it names none, a follower takes a
+/// snapshot by itself once its log exceeds the threshold by `1 / PATIENCE` of it.
 const PATIENCE: u64 = 4;
 
 /// When a snapshot is due, and the state of the one in progress.
@@ -19,13 +20,14 @@ const PATIENCE: u64 = 4;
 pub(super) struct Snapshots {
     /// Bytes of the entries applied since the last snapshot, or since the last failed attempt.
     logged: u64,
-    /// Size of the last snapshot in bytes; 0 after a restart. Before the next one is due, the log must grow by at least
-    /// this much, so that snapshots cost at most about as many written bytes as the log.
+    /// Size of the last snapshot in bytes; 0 after a restart. Before the next one is due, the log must grow
+    /// by at least this much, so that snapshots cost at most about as many written bytes as the log.
     size: u64,
     /// The last stored snapshot, if any.
     stored: Option<store::SnapshotHead>,
     under_way: Option<RunningSnapshot>,
-    /// Backup calls that are answered by the next snapshot. It is begun for them as soon as none is in progress.
+    /// Backup calls that are answered by the next snapshot. It is begun for them as soon as none is in
+    /// progress.
     wanted_by: Vec<AskId>,
 }
 
@@ -37,7 +39,8 @@ struct RunningSnapshot {
     /// Whether a step was sent to the disk and is not reported done.
     is_busy: bool,
     stage: SnapshotStage,
-    /// Calls that are answered when the snapshot is stored; the next field is the token counter for that answer.
+    /// Calls that are answered when the snapshot is stored; the next field is the token counter for that
+    /// answer.
     wanted_by: Vec<AskId>,
     last_token: u64,
     /// Whether the leader has named the snapshot's entry, so that all nodes take a snapshot after it.
@@ -50,8 +53,8 @@ enum SnapshotStage {
         digest: u128,
     },
     Finishing,
-    /// Abandoned, since the table has been replaced. The next snapshot begins only once the step in progress is
-    /// reported: reports have no number, so a late one would be taken for that of a later step.
+    /// Abandoned, since the table has been replaced. The next snapshot begins only once the step in progress
+    /// is reported: reports have no number, so a late one would be taken for that of a later step.
     GivenUp,
 }
 
@@ -61,8 +64,8 @@ impl Snapshots {
         self.stored.as_ref().map_or(0, |head| head.index)
     }
 
-    /// To be called when a received snapshot has replaced log and table. Abandons the snapshot in progress, and
-    /// returns the calls that waited for it.
+    /// To be called when a received snapshot has replaced log and table. Abandons the snapshot in progress,
+    /// and returns the calls that waited for it.
     pub(super) fn installed(&mut self, bytes: u64) -> Vec<AskId> {
         (self.size, self.logged) = (bytes, 0);
         let Some(mut it) = self.under_way.take() else { return Vec::new() };
@@ -118,8 +121,8 @@ impl Replica {
                         }
                         it.stage = SnapshotStage::Tail { digest };
                     }
-                    // Can't happen: only this module starts snapshot iterators of this table, and when the table is
-                    // replaced, its snapshot is abandoned.
+                    // Can't happen: only this module starts snapshot iterators of this table, and when the
+                    // table is replaced, its snapshot is abandoned.
                     SnapshotProgress::NoWalk => return self.snapshot_failed(),
                 }
                 it.pieces += 1;
@@ -147,15 +150,15 @@ impl Replica {
         }
     }
 
-    /// Whether a follower needs a snapshot, and one taken now would help it more than the stored one. Clears the
-    /// engine's request.
+    /// Whether a follower needs a snapshot, and one taken now would help it more than the stored one. Clears
+    /// the engine's request.
     fn would_help(&self) -> bool {
         self.engine.take_snapshot_wish() && self.applied.index > self.snapshots.stored()
     }
 
-    /// Whether this node begins a snapshot now because its log has grown enough. A leader with followers does not: it
-    /// names a later entry, after which all nodes take a snapshot. It also names one if differing tables must be
-    /// compared again.
+    /// Whether this node begins a snapshot now because its log has grown enough. A leader with followers does
+    /// not: it names a later entry, after which all nodes take a snapshot. It also names one if differing
+    /// tables must be compared again.
     fn is_snapshot_due(&mut self) -> bool {
         let after = self.config.snapshot_after.max(self.snapshots.size);
         let is_leader = self.engine.is_leader();
@@ -181,8 +184,8 @@ impl Replica {
         }
     }
 
-    /// Whether the table has no partly applied entry: a restart from its snapshot would apply that entry's commands
-    /// twice.
+    /// Whether the table has no partly applied entry: a restart from its snapshot would apply that entry's
+    /// commands twice.
     fn may_begin_snapshot(&self) -> bool {
         self.turn.begun().is_none()
     }
@@ -192,8 +195,8 @@ impl Replica {
             return;
         }
         if helps {
-            // The entries after this snapshot must be kept from now on, or they would be gone when the follower has
-            // received it.
+            // The entries after this snapshot must be kept from now on, or they would be gone when the
+            // follower has received it.
             self.engine.snapshot_begun(self.applied.index);
         }
         let head = self.snapshot_head();
@@ -211,8 +214,8 @@ impl Replica {
         self.outputs.push(Output::Snapshot(SnapshotStep::Begin(head)));
     }
 
-    /// Requests a snapshot for the backup call `ask`, after a quorum read for this call. A snapshot in progress may be
-    /// older than answers that the caller has received, so another one is begun after it.
+    /// Requests a snapshot for the backup call `ask`, after a quorum read for this call. A snapshot in
+    /// progress may be older than answers that the caller has received, so another one is begun after it.
     pub(super) fn want_snapshot(&mut self, ask: AskId) {
         self.snapshots.wanted_by.push(ask);
     }
@@ -238,9 +241,9 @@ impl Replica {
         }
     }
 
-    /// Reports a stored snapshot to the engine: it can be sent to followers. Clears the engine's request, since the
-    /// followers that caused it can be sent this snapshot. If it does not suit a follower, the engine requests
-    /// another one.
+    /// Reports a stored snapshot to the engine: it can be sent to followers. Clears the engine's request,
+    /// since the followers that caused it can be sent this snapshot. If it does not suit a follower, the
+    /// engine requests another one.
     pub(super) fn snapshot_stored(&mut self, head: store::SnapshotHead) {
         let at = Position { index: head.index, term: head.term };
         let configuration = head.members.as_ref().and_then(|members| members.configuration.clone());
@@ -263,8 +266,8 @@ impl Replica {
         }
     }
 
-    /// Abandons the snapshot in progress. The next one is taken once the log has grown as much again, or for a
-    /// follower or a backup that needs one.
+    /// Abandons the snapshot in progress. The next one is taken once the log has grown as much again, or for
+    /// a follower or a backup that needs one.
     pub(super) fn snapshot_failed(&mut self) {
         self.table.abandon_snapshot();
         let failed = self.snapshots.under_way.take();

@@ -22,14 +22,14 @@ pub(super) struct ClientStream {
     pub(super) items: Vec<v1::ServerItem>,
     /// The sessions whose latest attach came over this stream.
     pub(super) sessions: BTreeSet<SessionId>,
-    /// Version of the node list that was last sent: index of the last entry that changed the members, and the number
-    /// of address changes.
+    /// Version of the node list that was last sent: index of the last entry that changed the members, and the
+    /// number of address changes.
     nodes: Option<(u64, u64)>,
 }
 
-/// Maximum number of unconfirmed ends sent at once when a client attaches. (An unconfirmed end: a request was ended
-/// by the service, and the client has not confirmed that by a `Finish`.) The next part is sent once the client has
-/// confirmed the last end of this part.
+/// Maximum number of unconfirmed ends sent at once when a client attaches. (An unconfirmed end: a request was
+/// ended by the service, and the client has not confirmed that by a `Finish`.) The next part is sent once the
+/// client has confirmed the last end of this part.
 pub const ENDS_PER_PART: usize = 1024;
 
 /// The hash of a session's secret. The table stores only this; a client that presents the secret may attach.
@@ -69,8 +69,8 @@ impl Replica {
         }
     }
 
-    /// Ends a stream whose client has sent nothing for a while, unless it has a session, or may get one from what waits for this
-    /// node to lead.
+    /// Ends a stream whose client has sent nothing for a while, unless it has a session, or may get one from
+    /// what waits for this node to lead.
     pub(super) fn stream_silent(&mut self, stream: StreamId) {
         if self.lead.is_coming() {
             return;
@@ -95,8 +95,8 @@ impl Replica {
         self.end_parked();
     }
 
-    /// The last item of a stream. It names the leader only if another node leads and is alive: a redirect to a dead
-    /// node costs a client more time than a search of its own.
+    /// The last item of a stream. It names the leader only if another node leads and is alive: a redirect to
+    /// a dead node costs a client more time than a search of its own.
     pub(super) fn stream_end(&self, reason: v1::StreamEndReason, text: &str) -> v1::StreamEnd {
         let leader = self.follows().and_then(|leader| self.clients.get(&leader)).cloned();
         let term = leader.as_ref().map_or(0, |_| self.engine.term());
@@ -183,7 +183,8 @@ impl Replica {
         self.table.has_secret(secret_hash) || self.quotas.is_opening(secret_hash)
     }
 
-    /// Whether a command of a session was queued or applied before. If it is applied again, it changes nothing (R5).
+    /// Whether a command of a session was queued or applied before. If it is applied again, it changes
+    /// nothing (R5).
     fn is_repetition(&self, session: SessionId, seq: Seq) -> bool {
         self.table.has_seen(session, seq)
             || self.book.lease(session).is_some_and(|lease| seq <= lease.queued_through)
@@ -286,9 +287,9 @@ impl Replica {
         }
     }
 
-    /// Attaches the session to this stream and returns true; from here on, requests from the session's older streams
-    /// are refused. Returns false if the stream has ended, or if an attach with this number or a higher one was
-    /// received before (a repetition on the same stream is accepted).
+    /// Attaches the session to this stream and returns true; from here on, requests from the session's older
+    /// streams are refused. Returns false if the stream has ended, or if an attach with this number or a
+    /// higher one was received before (a repetition on the same stream is accepted).
     pub(super) fn claim(&mut self, stream: StreamId, session: SessionId, attach: u64) -> bool {
         let any = self.is(Mutant::OlderAttachAccepted);
         let Some(open) = self.streams.get_mut(&stream) else { return false };
@@ -308,8 +309,8 @@ impl Replica {
         true
     }
 
-    /// Acknowledges a keep-alive or attach, unless the session has moved to another stream or is ending. Answers
-    /// `SessionGone` if the session has ended.
+    /// Acknowledges a keep-alive or attach, unless the session has moved to another stream or is ending.
+    /// Answers `SessionGone` if the session has ended.
     pub(super) fn acknowledge(
         &mut self,
         stream: StreamId,
@@ -327,9 +328,9 @@ impl Replica {
         }
     }
 
-    /// Sends the ends that the client has not confirmed, after every attach (R3), in parts: the next part is sent
-    /// once the client has confirmed the last end of this one. So the frame that acknowledges an attach stays small,
-    /// even if thousands of requests have ended.
+    /// Sends the ends that the client has not confirmed, after every attach (R3), in parts: the next part is
+    /// sent once the client has confirmed the last end of this one. So the frame that acknowledges an attach
+    /// stays small, even if thousands of requests have ended.
     pub(super) fn tell_unconfirmed_ends(&mut self, stream: StreamId, session: SessionId, after: Seq) {
         let part = if self.is(Mutant::EndsToldAtOnce) { usize::MAX } else { self.config.ends_per_part };
         let Some(lease) = self.book.lease_mut(session).filter(|lease| lease.stream == Some(stream)) else {

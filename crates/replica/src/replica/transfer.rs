@@ -1,8 +1,8 @@
 //! Leadership transfer: at an operator's request, before this node stops, or before it is removed.
 //!
-//! Responsible for: streams end only once the next leader is known, so that clients connect to it directly. If they
-//! ended earlier, all clients would reconnect to nodes that still name this one as the leader, and back off in
-//! between.
+//! Responsible for: streams end only once the next leader is known, so that clients connect to it directly.
+//! If they ended earlier, all clients would reconnect to nodes that still name this one as the leader, and
+//! back off in between.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use crate::event::{Answer, AskId, Output};
 pub(super) struct Handover {
     /// The target, while this node still leads.
     to: Option<u64>,
-    /// Set once this node has lost the leadership: until this time, streams and calls wait for the next leader to
-    /// be known.
+    /// Set once this node has lost the leadership: until this time, streams and calls wait for the next
+    /// leader to be known.
     until: Option<Duration>,
     asks: Vec<Asker>,
     stopping: Stopping,
@@ -43,15 +43,15 @@ enum Stopping {
 }
 
 impl Replica {
-    /// Whether this stopping node has ended its streams. If it led and another voter responded, it tried to transfer
-    /// the leadership first.
+    /// Whether this stopping node has ended its streams. If it led and another voter responded, it tried to
+    /// transfer the leadership first.
     #[must_use]
     pub fn has_left(&self) -> bool {
         self.handover.stopping == Stopping::Done
     }
 
-    /// The most up-to-date voter that responds. Shortly after the election, voters that have not responded yet count
-    /// too.
+    /// The most up-to-date voter that responds. Shortly after the election, voters that have not responded
+    /// yet count too.
     fn successor(&self) -> Option<u64> {
         let (voters, newly) = (&self.members.configuration.voters, self.leads_newly());
         let progress = self.engine.progress().into_iter().filter(|it| it.is_active || newly);
@@ -90,8 +90,8 @@ impl Replica {
         }
     }
 
-    /// Handles an operator's request to remove this node: transfers the leadership, then redirects the call to the
-    /// next leader.
+    /// Handles an operator's request to remove this node: transfers the leadership, then redirects the call
+    /// to the next leader.
     pub(super) fn hand_over_first(&mut self, ask: AskId) {
         match self.successor() {
             Some(to) => {
@@ -105,8 +105,9 @@ impl Replica {
         }
     }
 
-    /// Transfers the leadership of a node that leads although it is being removed; the next leader completes the
-    /// removal. It may have to be transferred before this leader is ready, see [`Replica::waits_to_be_removed`].
+    /// Transfers the leadership of a node that leads although it is being removed; the next leader completes
+    /// the removal. It may have to be transferred before this leader is ready, see
+    /// [`Replica::waits_to_be_removed`].
     pub(super) fn hand_over_if_leaving(&mut self) {
         if self.engine.is_leader()
             && self.members.is_leaving(self.config.node)
@@ -133,8 +134,8 @@ impl Replica {
         self.end_streams(StreamEndReason::Shutdown, "this node shuts down");
     }
 
-    /// Handles the loss of leadership. After a transfer, streams end as soon as the new leader is known, or after a
-    /// time limit; otherwise at once.
+    /// Handles the loss of leadership. After a transfer, streams end as soon as the new leader is known, or
+    /// after a time limit; otherwise at once.
     pub(super) fn leave_streams(&mut self) {
         if self.handover.to.take().is_some() {
             self.handover.until = Some(self.now + self.config.tick * 2 * ELECTION_TICKS as u32);
@@ -143,9 +144,9 @@ impl Replica {
         }
     }
 
-    /// Completes a transfer. If the engine has abandoned it, this node goes on leading. If this node has lost the
-    /// leadership, its streams end and the waiting calls are answered once the next leader is known or `until` has
-    /// passed.
+    /// Completes a transfer. If the engine has abandoned it, this node goes on leading. If this node has lost
+    /// the leadership, its streams end and the waiting calls are answered once the next leader is known or
+    /// `until` has passed.
     pub(super) fn tend_handover(&mut self) {
         if self.handover.to.is_some() && !self.engine.is_transferring() && self.engine.is_leader() {
             self.handover_failed();

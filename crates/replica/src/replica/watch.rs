@@ -1,5 +1,5 @@
-//! Watches: the initial state in parts, then the state of each lock that has changed. Several changes of a lock may
-//! be sent as one.
+//! Watches: the initial state in parts, then the state of each lock that has changed. Several changes of a
+//! lock may be sent as one.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,9 @@ use crate::event::{Answer, AskId, Output};
 
 /// Table slots visited for one part of a watch's initial state: some milliseconds at most.
 const PLACES_PER_TURN: usize = 512;
-/// Maximum number of descriptions of changed locks per call of `Replica::take_outputs`, for all watches together. The
-/// other locks stay marked as changed; if such a lock changes once more, it is described once for both changes.
+/// Maximum number of descriptions of changed locks per call of `Replica::take_outputs`, for all watches
+/// together. The other locks stay marked as changed; if such a lock changes once more, it is described once
+/// for both changes.
 const CHANGES_PER_TURN: usize = 512;
 
 /// A watch call in progress.
@@ -27,8 +28,9 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// The names that the watch shows for these changes: those at and below the prefix. After changes above the prefix it
-    /// shows the prefix, since a subtree hold above covers it; the rest of such a lock is none of the watcher's business.
+    /// The names that the watch shows for these changes: those at and below the prefix. After changes above
+    /// the prefix it shows the prefix, since a subtree hold above covers it; the rest of such a lock is none
+    /// of the watcher's business.
     fn shown<'changes>(&'changes self, changes: &'changes [LockName]) -> Vec<&'changes LockName> {
         let Some(prefix) = &self.prefix else { return changes.iter().collect() };
         let is_inside = |name: &&LockName| prefix == *name || prefix.is_above(name.as_str());
@@ -58,9 +60,9 @@ impl Replica {
         }
     }
 
-    /// Sends the next part of the initial state to the first watch that is ready for it: one part per call, for all
-    /// watches together. Parts and changes describe a lock as it is when they are sent, so no part is older than a
-    /// change sent before it.
+    /// Sends the next part of the initial state to the first watch that is ready for it: one part per call,
+    /// for all watches together. Parts and changes describe a lock as it is when they are sent, so no part is
+    /// older than a change sent before it.
     pub(super) fn tell_states(&mut self) {
         let mut watchers = std::mem::take(&mut self.watchers);
         let mut unsynced = watchers.iter_mut().filter(|watcher| !watcher.is_unread);

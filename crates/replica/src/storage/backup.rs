@@ -1,9 +1,9 @@
 //! A backup: one file with a whole table, which can be stored anywhere.
 //!
-//! Responsible for the file format: header, head, the pieces of a snapshot, its tail. Each frame's checksum also
-//! covers the frame's offset, and is seeded by the header. So a file that was cut, damaged, or assembled from two
-//! files is rejected with the position. A file of a newer format is a separate error. This module does not
-//! interpret the pieces.
+//! Responsible for the file format: header, head, the pieces of a snapshot, its tail. Each frame's checksum
+//! also covers the frame's offset, and is seeded by the header. So a file that was cut, damaged, or assembled
+//! from two files is rejected with the position. A file of a newer format is a separate error. This module
+//! does not interpret the pieces.
 
 use std::io;
 
@@ -87,7 +87,8 @@ pub struct BackupParts<D: Disk> {
 }
 
 impl<D: Disk> Snapshots<D> {
-    /// Opens the stored snapshot at `head.index` as a backup. The snapshot's term and rules replace those in `head`.
+    /// Opens the stored snapshot at `head.index` as a backup. The snapshot's term and rules replace those in
+    /// `head`.
     ///
     /// # Errors
     /// As [`Snapshots::open`].
@@ -103,8 +104,8 @@ impl<D: Disk> Snapshots<D> {
 }
 
 impl<D: Disk> BackupParts<D> {
-    /// Returns the next bytes of the file, slightly more than [`PIECE_BYTES_MAX`](super::PIECE_BYTES_MAX) at most;
-    /// `None` at its end.
+    /// Returns the next bytes of the file, slightly more than [`PIECE_BYTES_MAX`](super::PIECE_BYTES_MAX) at
+    /// most; `None` at its end.
     ///
     /// # Errors
     /// As [`SnapshotReader::next_piece`]. The parts returned before are not a valid backup then.
@@ -166,7 +167,8 @@ impl<F: DiskFile> BackupReader<F> {
         self.identity.cluster
     }
 
-    /// The table's digest, 16 bytes, little-endian; available after [`BackupReader::next_piece`] has returned `None`.
+    /// The table's digest, 16 bytes, little-endian; available after [`BackupReader::next_piece`] has returned
+    /// `None`.
     pub fn digest(&self) -> Option<&[u8]> {
         self.pieces.tail().map(|tail| tail.digest.as_slice())
     }

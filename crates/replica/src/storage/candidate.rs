@@ -1,7 +1,7 @@
 //! The candidate state of a node that belongs to no cluster: identity, list of nodes, and promise.
 //!
-//! Responsible for: a restarted node announces the same state that it announced before, as the bootstrap protocol
-//! requires (see [`crate::bootstrap`]).
+//! Responsible for: a restarted node announces the same state that it announced before, as the bootstrap
+//! protocol requires (see [`crate::bootstrap`]).
 
 use lockkeeper_wire::store::Candidate;
 use prost::Message;

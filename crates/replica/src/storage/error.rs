@@ -8,7 +8,8 @@ use super::format::FORMAT_VERSION;
 const NEXT: &str = "Nothing was changed. A node of a cluster: remove it (`lockkeeper cluster remove`), then add it anew \
                     with an empty directory; a node that is alone: restore a backup";
 
-/// Why a data directory was not opened, or a snapshot not read. File names are relative to the data directory.
+/// Why a data directory was not opened, or a snapshot not read. File names are relative to the data
+/// directory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -45,7 +46,8 @@ pub enum OpenError {
         /// The cluster and incarnation in the bootstrap record.
         expected: String,
     },
-    /// A bootstrap in a directory that already holds a cluster, or a restore in one that holds any other file.
+    /// A bootstrap in a directory that already holds a cluster, or a restore in one that holds any other
+    /// file.
     #[error("the data directory holds a cluster already: `{file}` exists. Give an empty directory")]
     Founded {
         /// The existing file that blocks the operation.

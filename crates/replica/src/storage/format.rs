@@ -1,8 +1,9 @@
-//! The parts shared by all files of a data directory: the header, and the checksummed frames of write-once files.
+//! The parts shared by all files of a data directory: the header, and the checksummed frames of write-once
+//! files.
 //!
-//! Responsible for: recognizing a Lockkeeper file, its format version, and its data directory. The header's magic,
-//! kind, version and checksum keep their offsets in every later version, so an older program can report "newer" instead
-//! of "damaged".
+//! Responsible for: recognizing a Lockkeeper file, its format version, and its data directory. The header's
+//! magic, kind, version and checksum keep their offsets in every later version, so an older program can
+//! report "newer" instead of "damaged".
 
 use crc32fast::Hasher;
 use lockkeeper_wire::store::HardState;
@@ -10,8 +11,8 @@ use lockkeeper_wire::store::HardState;
 use super::error::OpenError;
 use crate::disk::DiskFile;
 
-/// The version of all files that [`crate::storage`] writes. It is a single number: files of two versions are never
-/// mixed.
+/// The version of all files that [`crate::storage`] writes. It is a single number: files of two versions are
+/// never mixed.
 pub const FORMAT_VERSION: u32 = 1;
 
 /// The unit of atomic disk writes, in bytes; records start at multiples of it.
@@ -69,8 +70,8 @@ pub(super) struct Header {
     pub(super) size: u64,
     /// Segment: the number of its first record.
     pub(super) first_record: u64,
-    /// Segment: the last entry of the log at the segment's start; the next field: the hard state at that moment. With
-    /// them the log can be read without the earlier segments.
+    /// Segment: the last entry of the log at the segment's start; the next field: the hard state at that
+    /// moment. With them the log can be read without the earlier segments.
     pub(super) last: Position,
     pub(super) hard_state: HardState,
     /// Segment: the log was emptied at the segment's start, because a snapshot replaced it.
@@ -181,7 +182,8 @@ impl Header {
         Self::decode(&bytes, file, kind)
     }
 
-    /// Reads the header of a file, which must be of `kind`, with this `number` and, if given, this `identity`.
+    /// Reads the header of a file, which must be of `kind`, with this `number` and, if given, this
+    /// `identity`.
     pub(super) fn read(
         from: &impl DiskFile,
         file: &str,
@@ -252,8 +254,8 @@ pub(super) fn put_frame(bytes: &mut Vec<u8>, seed: u32, offset: u64, what: Frame
     bytes.extend_from_slice(payload);
 }
 
-/// Reads the frame at `offset`; returns its kind, its payload and the offset of its end. `size` is the file's, in
-/// bytes.
+/// Reads the frame at `offset`; returns its kind, its payload and the offset of its end. `size` is the
+/// file's, in bytes.
 pub(super) fn read_frame(
     from: &impl DiskFile,
     file: &str,

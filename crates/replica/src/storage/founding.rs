@@ -1,4 +1,5 @@
-//! The bootstrap record: the cluster that a data directory belongs to, and the node's identity in it. Written once.
+//! The bootstrap record: the cluster that a data directory belongs to, and the node's identity in it. Written
+//! once.
 
 use lockkeeper_wire::store::Founding;
 use prost::Message;

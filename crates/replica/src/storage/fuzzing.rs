@@ -1,4 +1,5 @@
-//! The fuzz target `storage`: the files of a data directory and backups, with any content under right checksums.
+//! The fuzz target `storage`: the files of a data directory and backups, with any content under right
+//! checksums.
 
 use lockkeeper_wire::store::{Entry, Founding, Record};
 use prost::Message;

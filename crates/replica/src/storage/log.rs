@@ -1,13 +1,13 @@
 //! Log writes: append, switching to the next segment, dropping old segments.
 //!
-//! Responsible for the order of writes and syncs. An append is one write and one sync. When a segment is full, the
-//! next one is completed, renamed, and its name synced before the full one is sealed; the seal is synced before the
-//! next segment takes an append. So only the last record of the last segment can be torn, and a sealed segment
-//! without a next one means data loss.
+//! Responsible for the order of writes and syncs. An append is one write and one sync. When a segment is
+//! full, the next one is completed, renamed, and its name synced before the full one is sealed; the seal is
+//! synced before the next segment takes an append. So only the last record of the last segment can be torn,
+//! and a sealed segment without a next one means data loss.
 //!
-//! A failed write or sync is final ([`Log::append`]): the state of the disk is unknown then, and a second sync would
-//! succeed for pages that the kernel has dropped. The process must end; the next start reads the actual state of the
-//! disk.
+//! A failed write or sync is final ([`Log::append`]): the state of the disk is unknown then, and a second
+//! sync would succeed for pages that the kernel has dropped. The process must end; the next start reads the
+//! actual state of the disk.
 
 use std::collections::VecDeque;
 use std::io;
@@ -71,13 +71,13 @@ pub(super) struct Buffers {
 }
 
 impl<D: Disk> Log<D> {
-    /// Writes one record and syncs it: once this returns, the record survives a power cut. A record with neither
-    /// entries nor a hard state writes nothing.
+    /// Writes one record and syncs it: once this returns, the record survives a power cut. A record with
+    /// neither entries nor a hard state writes nothing.
     ///
     /// # Errors
-    /// `InvalidInput` for a record that does not continue the log or is longer than [`RECORD_BYTES_MAX`]: nothing was
-    /// written. Any other error is final: it is unknown whether the record will exist after a restart, every later call
-    /// fails too, and the process must end.
+    /// `InvalidInput` for a record that does not continue the log or is longer than [`RECORD_BYTES_MAX`]:
+    /// nothing was written. Any other error is final: it is unknown whether the record will exist after a
+    /// restart, every later call fails too, and the process must end.
     pub fn append(&mut self, record: &Record) -> io::Result<()> {
         self.check_alive()?;
         let last = self.check(record)?;
@@ -104,8 +104,8 @@ impl<D: Disk> Log<D> {
         Ok(())
     }
 
-    /// Drops all entries, because a received, durable snapshot replaces them; the next entry follows `index`. (For a
-    /// snapshot of the node's own table call [`Log::compact`] instead.)
+    /// Drops all entries, because a received, durable snapshot replaces them; the next entry follows `index`.
+    /// (For a snapshot of the node's own table call [`Log::compact`] instead.)
     ///
     /// # Errors
     /// As [`Log::append`]: final.
@@ -123,8 +123,8 @@ impl<D: Disk> Log<D> {
     }
 
     /// Drops whole segments, oldest first, whose entries are all at or below `through`; a durable snapshot at
-    /// `through` must exist. The files are deleted when the returned [`Removal`] is [run](Removal::run), on any
-    /// thread; removals must run in the order in which they were returned.
+    /// `through` must exist. The files are deleted when the returned [`Removal`] is [run](Removal::run), on
+    /// any thread; removals must run in the order in which they were returned.
     pub fn compact(&mut self, through: u64) -> Removal {
         let mut names = Vec::new();
         while self.closed.front().is_some_and(|segment| segment.highest <= through) {
@@ -143,8 +143,8 @@ impl<D: Disk> Log<D> {
         self.spare.is_none()
     }
 
-    /// Stores a preallocated segment for use when the current one is full. Without a spare, the log creates the
-    /// next segment on demand, which takes as long as writing a whole segment. If no spare is
+    /// Stores a preallocated segment for use when the current one is full. Without a spare, the log creates
+    /// the next segment on demand, which takes as long as writing a whole segment. If no spare is
     /// [wanted](Log::wants_spare), the returned removal deletes it.
     #[must_use = "a spare that was not taken takes up room on the disk until the next start"]
     pub fn give_spare(&mut self, spare: Spare<D::File>) -> Removal {
@@ -211,8 +211,8 @@ impl<D: Disk> Log<D> {
         Ok(())
     }
 
-    /// Switches to the next segment, with room for a record of `needed` bytes: a record never spans two segments. A
-    /// record that is longer than a normal segment gets a segment of its own size.
+    /// Switches to the next segment, with room for a record of `needed` bytes: a record never spans two
+    /// segments. A record that is longer than a normal segment gets a segment of its own size.
     fn roll(&mut self, needed: u64, reset: bool) -> io::Result<()> {
         let size = self.segment_bytes.max(needed + (SECTORS_MIN - 1) * SECTOR);
         let spare = match self.spare.take() {
@@ -264,9 +264,9 @@ pub(super) fn seal<F: DiskFile>(full: &mut Current<F>, last: u64) -> io::Result<
     full.file.sync()
 }
 
-/// Raises a hard state to the minimum that a snapshot at `at` implies: the snapshot's entries were committed. If
-/// the term is raised, the vote is cleared: this node did not vote in that term, or the hard state would contain
-/// the term.
+/// Raises a hard state to the minimum that a snapshot at `at` implies: the snapshot's entries were committed.
+/// If the term is raised, the vote is cleared: this node did not vote in that term, or the hard state would
+/// contain the term.
 pub(super) fn raised(mut hard_state: HardState, at: Position) -> HardState {
     if hard_state.term < at.term {
         hard_state.term = at.term;
@@ -276,8 +276,8 @@ pub(super) fn raised(mut hard_state: HardState, at: Position) -> HardState {
     hard_state
 }
 
-/// Checks that `entries` can follow a log that ends at `last`, or replace its tail; returns the new end of the log,
-/// `None` if `entries` is empty.
+/// Checks that `entries` can follow a log that ends at `last`, or replace its tail; returns the new end of
+/// the log, `None` if `entries` is empty.
 pub(super) fn follows(entries: &[Entry], last: u64) -> Result<Option<Position>, String> {
     let Some(first) = entries.first() else {
         return Ok(None);

@@ -1,9 +1,10 @@
 //! The on-disk state of a node: its identity, the log, and snapshots of the table.
 //!
-//! Responsible for one disk's part of promise P10: after a crash, synced data are unchanged; a write that was in
-//! progress is present completely or not at all; all other content is rejected with its position and never read as
-//! data. Contains no consensus and no lock logic. Reading order: [`open`] and [`found`] here, `log.rs` (the order
-//! of writes), `record.rs` (telling torn records from damaged ones), `replay.rs` (reading the log), `snapshot.rs`.
+//! Responsible for one disk's part of promise P10: after a crash, synced data are unchanged; a write that was
+//! in progress is present completely or not at all; all other content is rejected with its position and never
+//! read as data. Contains no consensus and no lock logic. Reading order: [`open`] and [`found`] here,
+//! `log.rs` (the order of writes), `record.rs` (telling torn records from damaged ones), `replay.rs` (reading
+//! the log), `snapshot.rs`.
 //!
 //! | file | what |
 //! | --- | --- |
@@ -16,8 +17,8 @@
 //!
 //! A backup (`backup.rs`) is a single file outside the data directory.
 //!
-//! Every file with a final name, except the restore's marker, begins with a header of one sector: format version,
-//! cluster and incarnation, checksum.
+//! Every file with a final name, except the restore's marker, begins with a header of one sector: format
+//! version, cluster and incarnation, checksum.
 
 mod backup;
 mod candidate;
@@ -60,13 +61,14 @@ use crate::disk::{Disk, DiskFile};
 /// Settings of a data directory.
 #[derive(Clone, Copy, Debug)]
 pub struct LogOptions {
-    /// The size of a new log segment, in bytes, rounded up to whole sectors. Existing segments keep their size.
+    /// The size of a new log segment, in bytes, rounded up to whole sectors. Existing segments keep their
+    /// size.
     pub segment_bytes: u64,
 }
 
 impl Default for LogOptions {
-    /// 64 MiB: a few seconds of the heaviest load. Large enough that new segments are rarely needed, and small
-    /// enough that compaction soon frees space.
+    /// 64 MiB: a few seconds of the heaviest load. Large enough that new segments are rarely needed, and
+    /// small enough that compaction soon frees space.
     fn default() -> Self {
         Self { segment_bytes: 64 << 20 }
     }
@@ -84,7 +86,8 @@ impl LogOptions {
 pub enum Opened<D: Disk> {
     /// No cluster was bootstrapped here: see [`stand`] and [`found`].
     Empty,
-    /// No cluster was bootstrapped here, but this candidate state is stored and may have been sent to other nodes.
+    /// No cluster was bootstrapped here, but this candidate state is stored and may have been sent to other
+    /// nodes.
     Candidate(Candidate),
     /// A node of a cluster.
     Existing(Existing<D>),
@@ -126,12 +129,12 @@ impl Removal {
         &self.names
     }
 
-    /// Deletes the files, on any thread. They are deleted one at a time, each durably, so a crash never leaves a gap in
-    /// the remaining log.
+    /// Deletes the files, on any thread. They are deleted one at a time, each durably, so a crash never
+    /// leaves a gap in the remaining log.
     ///
     /// # Errors
-    /// The disk's I/O error; no data are harmed. The remaining files in `self` must be deleted before any later removal
-    /// runs, because that one would leave a gap in the log.
+    /// The disk's I/O error; no data are harmed. The remaining files in `self` must be deleted before any
+    /// later removal runs, because that one would leave a gap in the log.
     pub fn run(&mut self, disk: &impl Disk) -> io::Result<()> {
         while let Some(name) = self.names.first() {
             match disk.remove(name) {
@@ -172,7 +175,8 @@ impl Names {
     /// Lists the directory.
     ///
     /// # Errors
-    /// [`OpenError::Unfinished`] in the directory of an interrupted restore: only another restore may change it.
+    /// [`OpenError::Unfinished`] in the directory of an interrupted restore: only another restore may change
+    /// it.
     fn finished(disk: &impl Disk) -> Result<Self, OpenError> {
         let names = Self::list(disk)?;
         if names.is_restoring {
@@ -212,8 +216,8 @@ impl Names {
         Ok(names)
     }
 
-    /// A directory without a bootstrap record must hold no data. The one exception is an unused first segment, which a
-    /// crash during the bootstrap leaves.
+    /// A directory without a bootstrap record must hold no data. The one exception is an unused first
+    /// segment, which a crash during the bootstrap leaves.
     fn check_unfounded(&self, disk: &impl Disk) -> Result<(), OpenError> {
         let strange = match (self.segments.as_slice(), self.snapshots.first()) {
             ([], None) => None,
@@ -241,13 +245,13 @@ impl Names {
 
 /// Opens a data directory. The caller must own it exclusively until the process ends.
 ///
-/// Everything is read and checked before the directory is changed. Then, before the content is returned, the last
-/// segment of the log is copied to a new, synced file: after a failed sync the page cache can show data that are not
-/// on the disk.
+/// Everything is read and checked before the directory is changed. Then, before the content is returned, the
+/// last segment of the log is copied to a new, synced file: after a failed sync the page cache can show data
+/// that are not on the disk.
 ///
 /// # Errors
-/// [`OpenError`] by kind; its text contains the next step for the user. Snapshot pieces are checked only when they are
-/// read.
+/// [`OpenError`] by kind; its text contains the next step for the user. Snapshot pieces are checked only when
+/// they are read.
 pub fn open<D: Disk>(disk: &D, options: LogOptions) -> Result<Opened<D>, OpenError> {
     let names = Names::finished(disk)?;
     open_listed(disk, options, &names)
@@ -303,8 +307,8 @@ fn open_listed<D: Disk>(disk: &D, options: LogOptions, names: &Names) -> Result<
 
 /// Returns the log entries after the newest snapshot, `at`; `None` if the snapshot replaces the whole log.
 ///
-/// In that case the log ends before the snapshot, or has another term at the snapshot's index: the node stopped after
-/// it had published a received snapshot and before [`Log::reset`].
+/// In that case the log ends before the snapshot, or has another term at the snapshot's index: the node
+/// stopped after it had published a received snapshot and before [`Log::reset`].
 fn behind(replay: &mut Replay, at: Position, first_segment: &str) -> Result<Option<Vec<Entry>>, OpenError> {
     if replay.base > at.index {
         return Err(OpenError::corrupt(
@@ -339,7 +343,8 @@ fn go_on<D: Disk>(
     copy.file.write_at(0, &replay.last.bytes)?;
     copy.file.sync()?;
     disk.rename(&copy.name, &segment::name(header.number))?;
-    // This sync also makes the caller's removals durable, and every name that an earlier process did not sync.
+    // This sync also makes the caller's removals durable, and every name that an earlier process did not
+    // sync.
     disk.sync_names()?;
     if let Some((number, seed, size)) = replay.seal_again {
         let file = disk.open(&segment::name(number))?;
@@ -371,8 +376,8 @@ fn go_on<D: Disk>(
     })
 }
 
-/// Stores this node's candidate state durably, in a directory in which [`open`] found no cluster. Call this before the
-/// state is sent to another node.
+/// Stores this node's candidate state durably, in a directory in which [`open`] found no cluster. Call this
+/// before the state is sent to another node.
 ///
 /// # Errors
 /// As [`found`].
@@ -386,7 +391,8 @@ pub fn stand(disk: &impl Disk, candidate: &Candidate) -> Result<(), OpenError> {
     candidate::write(disk, candidate)
 }
 
-/// Writes the bootstrap record of a cluster durably into a directory in which [`open`] found none, and opens it.
+/// Writes the bootstrap record of a cluster durably into a directory in which [`open`] found none, and opens
+/// it.
 ///
 /// # Errors
 /// [`OpenError::Founded`] if there already is a record; [`OpenError::Unfounded`] if `founding` is invalid;
@@ -404,8 +410,8 @@ pub fn found<D: Disk>(disk: &D, options: LogOptions, founding: &Founding) -> Res
     reopen(disk, options)
 }
 
-/// Creates the log. It is created before the bootstrap record, so a directory with a record and without a log has
-/// lost its log.
+/// Creates the log. It is created before the bootstrap record, so a directory with a record and without a log
+/// has lost its log.
 fn begin_log<D: Disk>(
     disk: &D,
     options: LogOptions,

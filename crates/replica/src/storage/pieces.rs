@@ -36,7 +36,8 @@ impl<F: DiskFile> Pieces<F> {
         self.tail.as_ref()
     }
 
-    /// Returns the next piece; `None` after the last one, once the tail's counts match and the tail ends the file.
+    /// Returns the next piece; `None` after the last one, once the tail's counts match and the tail ends the
+    /// file.
     pub(super) fn next(&mut self) -> Result<Option<Vec<u8>>, OpenError> {
         if self.tail.is_some() {
             return Ok(None);

@@ -1,17 +1,18 @@
 //! Record layout in sectors: encoding of one log write, and decoding of a segment's bytes.
 //!
-//! Responsible for: distinguishing a record that a crash cut off (torn) from a damaged one. A sector is written
-//! atomically, and a record is written over zeros. So a sector of the record that did not reach the disk is all
-//! zero, and a sector that did is not, because it begins with a tag of two non-zero bytes. At most one record is
-//! unsynced at a time, so only the last record of the log can be torn, and only zeros follow it.
+//! Responsible for: distinguishing a record that a crash cut off (torn) from a damaged one. A sector is
+//! written atomically, and a record is written over zeros. So a sector of the record that did not reach the
+//! disk is all zero, and a sector that did is not, because it begins with a tag of two non-zero bytes. At
+//! most one record is unsynced at a time, so only the last record of the log can be torn, and only zeros
+//! follow it.
 //!
 //! ```text
 //! first sector   tag 2 · checksum of the record 4 · checksum of this head 4 · length 4 · number 8 · payload 490
 //! further ones   tag 2 · payload 510
 //! ```
-//! The record's checksum covers the first tag, and all bytes of the record's sectors from the length on, padding
-//! included. The head (the fields of the first sector before the payload) has its own checksum: the length of a
-//! torn record must be trustworthy, because it determines which sectors are missing.
+//! The record's checksum covers the first tag, and all bytes of the record's sectors from the length on,
+//! padding included. The head (the fields of the first sector before the payload) has its own checksum: the
+//! length of a torn record must be trustworthy, because it determines which sectors are missing.
 
 use std::ops::Range;
 
@@ -19,8 +20,8 @@ use crc32fast::Hasher;
 
 use super::format::{SECTOR_BYTES, u32_at, u64_at};
 
-/// The longest record, in bytes. All entries of a turn share one record: on a follower about 8 MiB, which is the most
-/// that a turn reads from its peers; on a leader a few entries of about 1 MiB.
+/// The longest record, in bytes. All entries of a turn share one record: on a follower about 8 MiB, which is
+/// the most that a turn reads from its peers; on a leader a few entries of about 1 MiB.
 pub const RECORD_BYTES_MAX: usize = 32 << 20;
 
 const FIRST: [u8; 2] = *b"R1";
@@ -98,8 +99,8 @@ pub(super) fn look(area: &[u8], seed: u32, number: u64) -> Found {
     if is_zero(head) {
         return match first_written(&area[SECTOR_BYTES..]) {
             None => Found::End,
-            // The first sector is missing, so the length is unknown. The record is torn if all sectors written from
-            // here on can belong to it.
+            // The first sector is missing, so the length is unknown. The record is torn if all sectors
+            // written from here on can belong to it.
             Some(_) => torn_unless_another(area, area.len()),
         };
     }
@@ -135,9 +136,9 @@ pub(super) fn look(area: &[u8], seed: u32, number: u64) -> Found {
     bad(0, format!("the checksum of record {number} is {checked:08x}, its bytes say {stored:08x}"))
 }
 
-/// A record with missing sectors is torn if its present sectors after the first have the tag `NEXT`, and nothing is
-/// written after the record. Otherwise a later write had begun, so this record had been synced, and the missing
-/// sector is damage.
+/// A record with missing sectors is torn if its present sectors after the first have the tag `NEXT`, and
+/// nothing is written after the record. Otherwise a later write had begun, so this record had been synced,
+/// and the missing sector is damage.
 fn torn_unless_another(area: &[u8], size: usize) -> Found {
     let (own, behind) = area.split_at(size);
     let strange = own
@@ -162,8 +163,8 @@ fn payload(sectors: &[u8], length: usize) -> Vec<u8> {
     payload
 }
 
-/// The last sector of a full segment. It marks that the log continues in the next segment, with the record after
-/// `last`.
+/// The last sector of a full segment. It marks that the log continues in the next segment, with the record
+/// after `last`.
 pub(super) fn seal(seed: u32, last: u64) -> [u8; SECTOR_BYTES] {
     let mut sector = [0; SECTOR_BYTES];
     sector[..TAG].copy_from_slice(&SEAL);

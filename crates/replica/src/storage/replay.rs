@@ -1,7 +1,7 @@
 //! Reads the log back at a start.
 //!
-//! Responsible for one decision: which bytes belong to the log. A torn last record is dropped; all other damage
-//! makes the start fail. Reads only.
+//! Responsible for one decision: which bytes belong to the log. A torn last record is dropped; all other
+//! damage makes the start fail. Reads only.
 
 use bytes::Bytes;
 use lockkeeper_wire::store::{Entry, HardState, Record};
@@ -25,8 +25,9 @@ pub(super) struct Replay {
     /// All segments except the last.
     pub(super) closed: Vec<Closed>,
     pub(super) last: LastSegment,
-    /// Number, seed and size of the last segment but one, if the last one has no records. The node may have stopped
-    /// before the seal was written, or the seal may not have reached the disk; so the segment is sealed again.
+    /// Number, seed and size of the last segment but one, if the last one has no records. The node may have
+    /// stopped before the seal was written, or the seal may not have reached the disk; so the segment is
+    /// sealed again.
     pub(super) seal_again: Option<(u64, u32, u64)>,
 }
 
@@ -90,8 +91,8 @@ fn missing(number: u64, what: &str) -> OpenError {
     OpenError::corrupt(&segment::name(number), 0, format!("the file is missing, {what}"))
 }
 
-/// Whether the only segment of a directory without a bootstrap record is unused, as an interrupted bootstrap leaves
-/// it.
+/// Whether the only segment of a directory without a bootstrap record is unused, as an interrupted bootstrap
+/// leaves it.
 pub(super) fn is_unused(disk: &impl Disk, number: u64) -> Result<bool, OpenError> {
     let name = segment::name(number);
     let file = disk.open(&name).map_err(OpenError::io("open", &name))?;

@@ -1,9 +1,9 @@
 //! Restores a table into an empty data directory, as the first entry of a new cluster.
 //!
 //! Responsible for: an interrupted restore is never taken for an empty directory. A node that started in the
-//! directory of an interrupted restore would have a table without the locks of the restored one, and with lower
-//! tokens (P2). The marker is durable before any other file is created, and is removed once all other files are
-//! durable; every operation except another restore rejects a marked directory.
+//! directory of an interrupted restore would have a table without the locks of the restored one, and with
+//! lower tokens (P2). The marker is durable before any other file is created, and is removed once all other
+//! files are durable; every operation except another restore rejects a marked directory.
 
 use lockkeeper_wire::store::{Founding, SnapshotHead, SnapshotTail};
 
@@ -18,14 +18,14 @@ pub const RESTORE_MARKER: &str = "restore-unfinished";
 const MARKER_TEXT: &[u8] =
     b"`lockkeeper restore` writes into this directory, or was interrupted: run it again.\n";
 
-/// Fills an empty directory with a table: entry 1 of the cluster that `founding` describes. `pieces` come from the
-/// table's snapshot iterator, and `digest` returns its final digest. After an unfinished restore, all of its files are
-/// removed and the restore starts over.
+/// Fills an empty directory with a table: entry 1 of the cluster that `founding` describes. `pieces` come
+/// from the table's snapshot iterator, and `digest` returns its final digest. After an unfinished restore,
+/// all of its files are removed and the restore starts over.
 ///
 /// # Errors
-/// [`OpenError::Founded`] if any file exists that is not from an unfinished restore; [`OpenError::Unfounded`] if
-/// `founding` is invalid; [`OpenError::Io`]: afterwards [`super::open`] rejects the directory, unless no file was
-/// created or only the last step, the marker's removal, failed.
+/// [`OpenError::Founded`] if any file exists that is not from an unfinished restore; [`OpenError::Unfounded`]
+/// if `founding` is invalid; [`OpenError::Io`]: afterwards [`super::open`] rejects the directory, unless no
+/// file was created or only the last step, the marker's removal, failed.
 pub fn restore<D: Disk>(
     disk: &D,
     options: LogOptions,
@@ -55,8 +55,8 @@ pub fn restore<D: Disk>(
     let existing = reopen(disk, options)?;
     let unmark = || {
         disk.remove(RESTORE_MARKER)?;
-        // After a failed sync it is unknown whether the removal is durable. A new marker, if the disk still accepts
-        // writes, makes the next start reject the directory again.
+        // After a failed sync it is unknown whether the removal is durable. A new marker, if the disk still
+        // accepts writes, makes the next start reject the directory again.
         disk.sync_names().inspect_err(|_| drop(disk.create(RESTORE_MARKER)))
     };
     unmark().map_err(OpenError::io("remove", RESTORE_MARKER))?;

@@ -1,8 +1,8 @@
 //! Log segments as files: their names, and the creation of a new one.
 //!
 //! A segment has its full size from the start, zero-filled and synced. So an append changes neither size nor
-//! allocation, and costs a single `fdatasync`. A segment is created under a temporary name, so a crash leaves no
-//! incomplete segment in the log.
+//! allocation, and costs a single `fdatasync`. A segment is created under a temporary name, so a crash leaves
+//! no incomplete segment in the log.
 
 use std::io;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ const FILL_BYTES: u64 = 1 << 20;
 /// Zero-filling syncs after this many bytes, so that the log's own syncs never wait for a large one.
 const FILL_SYNC_BYTES: u64 = 8 << 20;
 
-/// The suffix of unfinished files and of segments that are not part of the log. A start of the node removes these
-/// files.
+/// The suffix of unfinished files and of segments that are not part of the log. A start of the node removes
+/// these files.
 pub(super) const TEMPORARY: &str = ".new";
 
 /// The smallest segment, in sectors: header, one record, seal.
@@ -57,8 +57,8 @@ impl<D: Disk> SpareMaker<D> {
     /// Creates a segment of the normal size, for [`super::Log::give_spare`].
     ///
     /// # Errors
-    /// The disk's I/O error; the unfinished file is removed. The log is not affected: it creates its next segment on
-    /// demand.
+    /// The disk's I/O error; the unfinished file is removed. The log is not affected: it creates its next
+    /// segment on demand.
     pub fn make(&self) -> io::Result<Spare<D::File>> {
         self.make_sized(self.size)
     }
@@ -70,7 +70,8 @@ impl<D: Disk> SpareMaker<D> {
             Ok(()) => Ok(Spare { file, name, size }),
             Err(error) => {
                 drop(file);
-                // On a full disk this frees the space. If the removal fails too, the next start removes the file.
+                // On a full disk this frees the space. If the removal fails too, the next start removes the
+                // file.
                 let _ = self.disk.remove(&name);
                 Err(error)
             }

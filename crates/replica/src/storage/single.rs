@@ -29,7 +29,8 @@ pub(super) fn write(
     write().map_err(OpenError::io("write", name))
 }
 
-/// Reads the file: the identity in its header, the kind of the message, and the message. Nothing may follow it.
+/// Reads the file: the identity in its header, the kind of the message, and the message. Nothing may follow
+/// it.
 pub(super) fn read(
     disk: &impl Disk,
     name: &str,

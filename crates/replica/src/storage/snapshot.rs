@@ -1,15 +1,15 @@
-//! Snapshots of the table, one file each, written in pieces. A snapshot is complete once its file has its final
-//! name.
+//! Snapshots of the table, one file each, written in pieces. A snapshot is complete once its file has its
+//! final name.
 //!
-//! Responsible for: a snapshot is complete or does not exist. It is written under a temporary name, synced in steps
-//! so that the log's syncs never wait for a large one, and renamed when all of it is on the disk. So a file with a
-//! final name that can't be read is damaged, and the start fails. It never falls back to the previous snapshot,
-//! because the log between the two may be gone.
+//! Responsible for: a snapshot is complete or does not exist. It is written under a temporary name, synced in
+//! steps so that the log's syncs never wait for a large one, and renamed when all of it is on the disk. So a
+//! file with a final name that can't be read is damaged, and the start fails. It never falls back to the
+//! previous snapshot, because the log between the two may be gone.
 //!
 //! A snapshot from a leader is [sealed](SnapshotWriter::seal) first. The consensus engine decides whether the
-//! snapshot takes effect, and only then is it [published](Sealed::publish), **before** the log is reset. In the
-//! opposite order, a crash between the two steps would leave a log that begins after a missing snapshot, and a
-//! healthy node would reject its own disk.
+//! snapshot takes effect, and only then is it [published](Sealed::publish), **before** the log is reset. In
+//! the opposite order, a crash between the two steps would leave a log that begins after a missing snapshot,
+//! and a healthy node would reject its own disk.
 //!
 //! This module does not interpret the content of the pieces.
 
@@ -85,8 +85,8 @@ impl<D: Disk> Snapshots<D> {
     /// Opens the snapshot at `index`, at its first piece.
     ///
     /// # Errors
-    /// [`OpenError::Io`] if it does not exist or the disk fails; [`OpenError::Corrupt`] and related errors if it is
-    /// damaged.
+    /// [`OpenError::Io`] if it does not exist or the disk fails; [`OpenError::Corrupt`] and related errors if
+    /// it is damaged.
     pub fn open(&self, index: u64) -> Result<SnapshotReader<D>, OpenError> {
         let file_name = name(index);
         let file = self.disk.open(&file_name).map_err(OpenError::io("open", &file_name))?;
@@ -115,8 +115,8 @@ fn older(disk: &impl Disk) -> io::Result<Removal> {
     Ok(Removal::new(indexes.into_iter().map(name).collect()))
 }
 
-/// A snapshot that is being written. If dropped before [`SnapshotWriter::finish`], it leaves a temporary file that the
-/// next start deletes; [`SnapshotWriter::abandon`] deletes the file at once.
+/// A snapshot that is being written. If dropped before [`SnapshotWriter::finish`], it leaves a temporary file
+/// that the next start deletes; [`SnapshotWriter::abandon`] deletes the file at once.
 #[derive(Debug)]
 pub struct SnapshotWriter<D: Disk> {
     disk: D,
@@ -136,8 +136,8 @@ impl<D: Disk> SnapshotWriter<D> {
     /// Writes the next piece, of at most [`PIECE_BYTES_MAX`] bytes. Syncs when that many bytes are unsynced.
     ///
     /// # Errors
-    /// `InvalidInput` for a piece that is too long, or the disk's I/O error. After an I/O error the snapshot can't be
-    /// finished; no other data are harmed.
+    /// `InvalidInput` for a piece that is too long, or the disk's I/O error. After an I/O error the snapshot
+    /// can't be finished; no other data are harmed.
     pub fn piece(&mut self, piece: &[u8]) -> io::Result<()> {
         if piece.len() > PIECE_BYTES_MAX {
             return Err(invalid(format!(
@@ -151,12 +151,14 @@ impl<D: Disk> SnapshotWriter<D> {
         Ok(())
     }
 
-    /// Completes the snapshot and makes it durable: once this returns, a start opens it unless a newer one exists. The
-    /// returned removal deletes the older snapshots; the log may be [compacted](super::Log::compact) up to this one.
+    /// Completes the snapshot and makes it durable: once this returns, a start opens it unless a newer one
+    /// exists. The returned removal deletes the older snapshots; the log may be
+    /// [compacted](super::Log::compact) up to this one.
     ///
     /// # Errors
-    /// `InvalidInput` if the counts in `tail` differ from the pieces or bytes written, or the disk's I/O error. After
-    /// an I/O error it is unknown whether a start opens it: the process must end, as after a failed write of the log.
+    /// `InvalidInput` if the counts in `tail` differ from the pieces or bytes written, or the disk's I/O
+    /// error. After an I/O error it is unknown whether a start opens it: the process must end, as after a
+    /// failed write of the log.
     pub fn finish(self, tail: &SnapshotTail) -> io::Result<Removal> {
         self.seal(tail)?.publish()
     }
@@ -164,8 +166,8 @@ impl<D: Disk> SnapshotWriter<D> {
     /// Completes the snapshot and makes all of it durable except its final name: a start does not open it.
     ///
     /// # Errors
-    /// `InvalidInput` if the counts in `tail` differ from the pieces or bytes written, or the disk's I/O error. The
-    /// file is deleted then, and no other data are harmed.
+    /// `InvalidInput` if the counts in `tail` differ from the pieces or bytes written, or the disk's I/O
+    /// error. The file is deleted then, and no other data are harmed.
     pub fn seal(mut self, tail: &SnapshotTail) -> io::Result<Sealed<D>> {
         if let Err(error) = self.end(tail) {
             // If this fails, the next start deletes the file.
@@ -216,8 +218,8 @@ impl<D: Disk> SnapshotWriter<D> {
     }
 }
 
-/// A complete, durable snapshot that still has its temporary name and has no effect. If dropped, it leaves a temporary
-/// file that the next start deletes; [`Sealed::give_up`] deletes it earlier.
+/// A complete, durable snapshot that still has its temporary name and has no effect. If dropped, it leaves a
+/// temporary file that the next start deletes; [`Sealed::give_up`] deletes it earlier.
 #[derive(Debug)]
 #[must_use = "it takes up room, and counts for nothing"]
 pub struct Sealed<D> {
@@ -238,13 +240,13 @@ impl<D: Disk> Sealed<D> {
         self.bytes
     }
 
-    /// Renames the snapshot to its final name, durably: once this returns, a start opens it unless a newer one
-    /// exists. The returned removal deletes the older snapshots. If the snapshot was received,
+    /// Renames the snapshot to its final name, durably: once this returns, a start opens it unless a newer
+    /// one exists. The returned removal deletes the older snapshots. If the snapshot was received,
     /// [`Log::reset`](super::Log::reset) must follow.
     ///
     /// # Errors
-    /// The disk's I/O error. It is unknown then whether a start opens it: the process must end, as after a failed write
-    /// of the log.
+    /// The disk's I/O error. It is unknown then whether a start opens it: the process must end, as after a
+    /// failed write of the log.
     pub fn publish(self) -> io::Result<Removal> {
         self.disk.rename(&self.temporary, &name(self.index))?;
         self.disk.sync_names()?;

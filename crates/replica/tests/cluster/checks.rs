@@ -42,8 +42,8 @@ impl Counting {
         Self { world, leader, rounds: 0 }
     }
 
-    /// Stores a permit limit, then ticks, so that a heartbeat can carry the named entry to the followers. Only
-    /// seven names are used, so that snapshots stay small and the next one is due soon.
+    /// Stores a permit limit, then ticks, so that a heartbeat can carry the named entry to the followers.
+    /// Only seven names are used, so that snapshots stay small and the next one is due soon.
     fn count(&mut self) {
         self.rounds += 1;
         let name = format!("permits/{}", self.rounds % 7).parse().expect("a name");
@@ -132,8 +132,8 @@ fn leader_with_wrong_table_stops_and_another_is_elected() {
     assert_eq!(counting.wrong(), [2]);
 }
 
-/// A wrong leader has no advantage over a follower: when the third digest arrives late, the correct follower goes
-/// on.
+/// A wrong leader has no advantage over a follower: when the third digest arrives late, the correct follower
+/// goes on.
 #[test]
 fn late_third_digest_stops_only_the_wrong_leader() {
     let mut counting = Counting::new(2, 2);
@@ -163,8 +163,9 @@ fn three_of_five_digests_stop_a_leader_but_two_do_not() {
     assert_eq!(counting.wrong(), [2]);
 }
 
-/// One node of three is down, and one of the other two is wrong. No node stops before the third one is back and was
-/// compared. The leader names an entry for that comparison long before its next snapshot would be due.
+/// One node of three is down, and one of the other two is wrong. No node stops before the third one is back
+/// and was compared. The leader names an entry for that comparison long before its next snapshot would be
+/// due.
 fn is_settled_by_the_third(leader: u64) {
     let mut counting = Counting::of(3, 2_000, leader, 2);
     counting.world.crash(3);
@@ -194,7 +195,8 @@ fn wrong_leader_stops_once_the_third_node_is_back() {
     is_settled_by_the_third(2);
 }
 
-/// A leader names another entry for a voter that is connected but can't be compared, but at most once a minute.
+/// A leader names another entry for a voter that is connected but can't be compared, but at most once a
+/// minute.
 #[test]
 fn undecided_difference_causes_at_most_one_snapshot_a_minute() {
     let mut counting = Counting::of(3, 6_000, 1, 2);

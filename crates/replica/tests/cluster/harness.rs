@@ -208,8 +208,8 @@ impl World {
         self.nodes.keys().copied().filter(|id| *id != of).collect()
     }
 
-    /// Delivers a snapshot to its receiver, unless the link is cut, the receiver does not run, or the sender has
-    /// replaced that snapshot. Reports the outcome to the sender.
+    /// Delivers a snapshot to its receiver, unless the link is cut, the receiver does not run, or the sender
+    /// has replaced that snapshot. Reports the outcome to the sender.
     pub(crate) fn carry(&mut self, offer: SnapshotOffer) {
         let (from, to) = (offer.from, offer.to);
         let head = offer.head.clone().expect("an offer has a head");
@@ -266,8 +266,8 @@ impl World {
         }
     }
 
-    /// Ends the process as by kill -9: its memory and all messages in flight from and to it are lost. The other nodes
-    /// see their connections to it break.
+    /// Ends the process as by kill -9: its memory and all messages in flight from and to it are lost. The
+    /// other nodes see their connections to it break.
     pub(crate) fn crash(&mut self, id: u64) {
         self.nodes.get_mut(&id).unwrap().replica = None;
         self.wires.retain(|(from, to), _| *from != id && *to != id);

@@ -1,5 +1,5 @@
-//! Messages that no correct peer with a sound disk sends. The engine would panic on some of them, so they must not
-//! reach it.
+//! Messages that no correct peer with a sound disk sends. The engine would panic on some of them, so they
+//! must not reach it.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ impl World {
         });
     }
 
-    /// Removes at least so many last entries from the disk of a crashed node, as if the disk had confirmed syncs that
-    /// it did not do.
+    /// Removes at least so many last entries from the disk of a crashed node, as if the disk had confirmed
+    /// syncs that it did not do.
     fn loses(&mut self, id: u64, entries: usize) {
         let records = &mut self.nodes.get_mut(&id).expect("it is there").records;
         let mut lost = 0;
@@ -55,7 +55,8 @@ fn follower_with_lost_entries_stops_and_the_others_continue() {
     assert_eq!((world.leader(), world.nodes[&other].lost), (leader, None));
 }
 
-/// Two of three nodes lose the same entries, and elect one of themselves before they are connected to the third.
+/// Two of three nodes lose the same entries, and elect one of themselves before they are connected to the
+/// third.
 #[test]
 fn leader_with_lost_entries_stops_and_the_intact_node_continues() {
     let mut world = World::new(3);
@@ -162,8 +163,9 @@ impl HostileNumbers {
     }
 }
 
-/// An attacker at a member's address sends arbitrary numbers, to receivers in all roles. A node may conclude that its
-/// disk has lost entries and stop for that reason; no message may stop it otherwise or make it panic.
+/// An attacker at a member's address sends arbitrary numbers, to receivers in all roles. A node may conclude
+/// that its disk has lost entries and stop for that reason; no message may stop it otherwise or make it
+/// panic.
 #[test]
 fn hostile_numbers_in_peer_messages_never_panic() {
     let (mut lost, mut whole) = (0, 0);
@@ -198,8 +200,8 @@ fn hostile_numbers_in_peer_messages_never_panic() {
     assert!(lost > 10 && whole > 10, "{lost} runs with a stop, {whole} without");
 }
 
-/// One node's term is so far ahead that a single message may not raise the others to it. All nodes still reach one
-/// term.
+/// One node's term is so far ahead that a single message may not raise the others to it. All nodes still
+/// reach one term.
 #[test]
 fn forged_terms_converge() {
     let mut world = World::new(3);
@@ -222,8 +224,8 @@ fn forged_terms_converge() {
     assert_eq!(world.lost(), []);
 }
 
-/// A leader that waited for a named entry that is never appended would take no snapshots, and its log would grow
-/// without bound.
+/// A leader that waited for a named entry that is never appended would take no snapshots, and its log would
+/// grow without bound.
 #[test]
 fn unreachable_named_entry_does_not_block_snapshots() {
     let mut world = World::new(3);

@@ -1,5 +1,5 @@
-//! Leases across leader changes: an acknowledged lease stays valid (P5), only a confirmed leader acknowledges (P6),
-//! and a leader change expires no live session (P9).
+//! Leases across leader changes: an acknowledged lease stays valid (P5), only a confirmed leader acknowledges
+//! (P6), and a leader change expires no live session (P9).
 
 use std::time::Duration;
 

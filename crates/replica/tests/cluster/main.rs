@@ -1,4 +1,5 @@
-//! Clusters of several nodes, driven turn by turn and message by message: elections, acknowledgements, membership.
+//! Clusters of several nodes, driven turn by turn and message by message: elections, acknowledgements,
+//! membership.
 
 mod batches;
 mod checks;

@@ -166,8 +166,8 @@ fn second_change_in_flight_is_refused() {
     assert_eq!(world.answer(leader, 901), Some(Answer::Changed));
 }
 
-/// A leader crashes between the two entries of a removal. raft-rs' automatic leave would be lost with that leader,
-/// and then both majorities would be needed for ever.
+/// A leader crashes between the two entries of a removal. raft-rs' automatic leave would be lost with that
+/// leader, and then both majorities would be needed for ever.
 #[test]
 fn next_leader_completes_a_removal() {
     // Run also with the rule disabled, to show that the test can fail.
@@ -197,8 +197,8 @@ fn with(count: u64, mutant: Option<Mutant>) -> World {
     world
 }
 
-/// Delivers the first entry of the removal to all nodes; only the leader learns its commit, and has the second
-/// entry.
+/// Delivers the first entry of the removal to all nodes; only the leader learns its commit, and has the
+/// second entry.
 fn begin_removal(world: &mut World, leader: u64, gone: u64) {
     world.turn(leader, vec![Event::Asked(AskId(900), Question::Change(Change::Remove(gone)))]);
     for other in world.others(leader) {
@@ -208,8 +208,8 @@ fn begin_removal(world: &mut World, leader: u64, gone: u64) {
     assert!(world.node(leader).members().is_joint());
 }
 
-/// A node that is being removed may be elected in a joint configuration. raft-rs would let it lead on outside its
-/// own cluster.
+/// A node that is being removed may be elected in a joint configuration. raft-rs would let it lead on outside
+/// its own cluster.
 #[test]
 fn elected_node_that_is_being_removed_transfers_leadership() {
     let mut world = World::new(5);
@@ -238,8 +238,9 @@ fn elected_node_that_is_being_removed_transfers_leadership() {
     assert!(serves(&mut world, second, 1));
 }
 
-/// The removed voter and the leader are the only ones that know that the removal is complete, and the leader is lost for
-/// good. Of the three voters that remain two run, and they need the removed one's vote to learn of it.
+/// The removed voter and the leader are the only ones that know that the removal is complete, and the leader
+/// is lost for good. Of the three voters that remain two run, and they need the removed one's vote to learn
+/// of it.
 #[test]
 fn removed_voter_votes_until_the_others_know() {
     let mut world = World::new(4);
@@ -291,9 +292,9 @@ fn is_changing(answer: Option<Answer>) -> bool {
 }
 
 /// Removes two nodes in sequence, and cuts the power of the second one after `messages` messages to it; then
-/// reconnects the first one. With configurations that are two changes old, these two nodes would be a majority of
-/// the three, beside the real majority. Heartbeats, which cause no write by themselves, overtake the appends, so
-/// the second node learns each commit from a heartbeat.
+/// reconnects the first one. With configurations that are two changes old, these two nodes would be a
+/// majority of the three, beside the real majority. Heartbeats, which cause no write by themselves, overtake
+/// the appends, so the second node learns each commit from a heartbeat.
 ///
 /// Returns whether both removals had completed, or the nodes that led at the same time or wrongly.
 fn two_removals(messages: usize, mutant: Option<Mutant>) -> Result<bool, Vec<u64>> {
@@ -304,8 +305,8 @@ fn two_removals(messages: usize, mutant: Option<Mutant>) -> Result<bool, Vec<u64
     let mut left = messages;
     let mut asked = [third, second].into_iter();
     let mut next = asked.next();
-    // 40 passes are enough for both removals. Once the second one has completed, the leader sends `second` nothing
-    // more.
+    // 40 passes are enough for both removals. Once the second one has completed, the leader sends `second`
+    // nothing more.
     for _ in 0..40 {
         if let Some(node) = next
             && !world.node(leader).members().is_joint()

@@ -98,8 +98,8 @@ fn laggard_gets_a_snapshot_then_log_entries() {
     assert_ne!(next, busy.leader);
 }
 
-/// Before a campaign, the engine scans the committed entries that it takes for unapplied. A snapshot has replaced
-/// those, so the engine must count them as applied.
+/// Before a campaign, the engine scans the committed entries that it takes for unapplied. A snapshot has
+/// replaced those, so the engine must count them as applied.
 #[test]
 fn node_can_campaign_right_after_installing_a_snapshot() {
     let (mut busy, laggard) = Busy::with_a_laggard(None);
@@ -120,8 +120,8 @@ fn node_can_campaign_right_after_installing_a_snapshot() {
     busy.catches_up(laggard);
 }
 
-/// The stored snapshot is older than the entry that added the node. The node would ignore such a snapshot, and
-/// would be sent it again and again.
+/// The stored snapshot is older than the entry that added the node. The node would ignore such a snapshot,
+/// and would be sent it again and again.
 #[test]
 fn new_node_gets_a_snapshot_with_its_membership() {
     let mut busy = Busy::new(None);
@@ -272,9 +272,9 @@ fn snapshot_accepted_unchecked_sets_the_table_back() {
     assert_ne!(busy.digest(laggard), busy.digest(busy.leader));
 }
 
-/// Only the leader and a node that lags are running. Nothing that the leader proposes, not even a `Resume`, is
-/// committed before that node has caught up. So the leader must be able to take a snapshot of a table that has a
-/// backlog.
+/// Only the leader and a node that lags are running. Nothing that the leader proposes, not even a `Resume`,
+/// is committed before that node has caught up. So the leader must be able to take a snapshot of a table that
+/// has a backlog.
 #[test]
 fn leader_with_a_backlog_can_send_a_snapshot() {
     let mut busy = Busy::new(None);

@@ -150,9 +150,9 @@ fn tokens_rise_across_repeated_transfers() {
     assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
 }
 
-/// A case found by the simulator: a session was silent for its ttl, and the check before its expiry (a quorum read
-/// and a drain barrier) completes while leadership is being transferred, when no expiry can be proposed. A
-/// keep-alive that arrives during the transfer must still save the session (P9).
+/// A case found by the simulator: a session was silent for its ttl, and the check before its expiry (a quorum
+/// read and a drain barrier) completes while leadership is being transferred, when no expiry can be proposed.
+/// A keep-alive that arrives during the transfer must still save the session (P9).
 #[test]
 fn keep_alive_during_a_failed_transfer_saves_a_silent_session() {
     let mut world = World::new(3);

@@ -83,8 +83,8 @@ fn earlier_input_is_handled_before_an_expiry() {
     assert!(is_free(&mut node, "x"));
 }
 
-/// If a keep-alive moves the deadline while a drain barrier is pending, that barrier does not suffice to expire the
-/// session: a second one is needed, which begins after the new deadline.
+/// If a keep-alive moves the deadline while a drain barrier is pending, that barrier does not suffice to
+/// expire the session: a second one is needed, which begins after the new deadline.
 #[test]
 fn keep_alive_during_a_drain_requires_another_check() {
     let (mut node, stream, session) = holding(1_000, 0);
@@ -93,8 +93,8 @@ fn keep_alive_during_a_drain_requires_another_check() {
     node.drains = false;
     node.pass(seconds(3));
     node.turn(vec![alive(1)]);
-    // The second keep-alive is still in the socket when the first barrier completes: it arrived after that barrier
-    // had begun.
+    // The second keep-alive is still in the socket when the first barrier completes: it arrived after that
+    // barrier had begun.
     node.pass(seconds(3));
     let first = node.held_drains.remove(0);
     node.turn(vec![Event::Drained(first)]);
@@ -208,8 +208,8 @@ fn node_that_ended_its_streams_expires_no_session() {
     let session = node.open(stream, 1, 1_000, 0);
     assert!(granted(&node.send(stream, vec![acquire(session, 1, "a", false)])).is_some());
     let before = node.digest();
-    // After the streams have ended, the node's process waits some seconds for its connections to end. No client can
-    // send a keep-alive in that time, so no session may expire.
+    // After the streams have ended, the node's process waits some seconds for its connections to end. No
+    // client can send a keep-alive in that time, so no session may expire.
     node.turn(vec![Event::ShutDown]);
     assert!(node.ended.contains_key(&stream));
     node.pass(Duration::from_secs(5));

@@ -87,7 +87,8 @@ fn session_of_an_identity_is_attached_and_opened_again_by_it_only() {
     assert_eq!(listed.sessions[0].identity, "billing");
 }
 
-/// A client that lost a permission and repeats an earlier acquire must not take a lock that it holds for a denied one.
+/// A client that lost a permission and repeats an earlier acquire must not take a lock that it holds for a
+/// denied one.
 #[test]
 fn denied_acquire_is_refused_unless_it_repeats_one_that_was_seen() {
     let mut node = Node::new();

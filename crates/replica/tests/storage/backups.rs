@@ -165,8 +165,8 @@ fn left(disk: &MemoryDisk, what: &str) -> AfterRestore {
     }
 }
 
-/// Interrupts a restore at every step, by a killed process and by a full disk. `begin` creates the directory for
-/// the restore.
+/// Interrupts a restore at every step, by a killed process and by a full disk. `begin` creates the directory
+/// for the restore.
 fn cut_at_every_step(begin: impl Fn() -> MemoryDisk) -> BTreeMap<AfterRestore, usize> {
     let mut found = BTreeMap::new();
     for (kinds, errno) in [(Operation::CHANGES, EIO), (Operation::TAKES_SPACE, ENOSPC)] {

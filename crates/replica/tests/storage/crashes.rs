@@ -1,5 +1,5 @@
-//! Power cuts at every step: a start finds the last acknowledged state, or that state plus the complete write in
-//! progress.
+//! Power cuts at every step: a start finds the last acknowledged state, or that state plus the complete write
+//! in progress.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -98,8 +98,8 @@ fn interrupted_candidate_write_leaves_the_old_or_the_new_one_until_the_bootstrap
 
 #[test]
 fn every_torn_last_record_is_dropped_and_nothing_else() {
-    // Both records fit the first segment, which has six sectors for records. The last record has three; every subset of
-    // them may reach the disk.
+    // Both records fit the first segment, which has six sectors for records. The last record has three; every
+    // subset of them may reach the disk.
     for arrived in 0..8_u64 {
         let disk = MemoryDisk::new();
         let mut log = found(&disk).log;
@@ -109,8 +109,8 @@ fn every_torn_last_record_is_dropped_and_nothing_else() {
         log.append(&record(Some(hard_state(2, 2, 2)), vec![entry(2, 2, 1200)])).expect_err("it is cut off");
         let whole = open_view(&disk.copy()).expect("all of it can be read");
         assert_eq!(whole.entries.len(), 2);
-        // `MemoryDisk::crash` asks for numbers. The first one, 2, makes it ask for each sector separately; each of the
-        // other three decides whether one sector reaches the disk (1) or not (0).
+        // `MemoryDisk::crash` asks for numbers. The first one, 2, makes it ask for each sector separately;
+        // each of the other three decides whether one sector reaches the disk (1) or not (0).
         let mut answers = vec![2].into_iter().chain((0..3).map(|bit| arrived >> bit & 1));
         let mut tosses = 0;
         disk.crash(|n| {
@@ -345,8 +345,8 @@ fn sealed_snapshot_has_no_effect_until_it_is_published() {
     assert_eq!(names(&disk), before);
 }
 
-/// The order of an installation matters: if the log were reset first and a power cut followed, a healthy node would
-/// reject its own disk.
+/// The order of an installation matters: if the log were reset first and a power cut followed, a healthy node
+/// would reject its own disk.
 #[test]
 fn log_reset_before_a_snapshot_is_published_makes_the_start_fail() {
     for is_swapped in [false, true] {

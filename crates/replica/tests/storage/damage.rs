@@ -5,8 +5,8 @@ use lockkeeper_replica::storage::{FORMAT_VERSION, OpenError};
 
 use crate::support::{View, names, open_view, small_directory};
 
-/// Damages a copy of the small directory and opens it. Returns the error, or the view if the open succeeded with the
-/// right data; panics if it returned wrong data.
+/// Damages a copy of the small directory and opens it. Returns the error, or the view if the open succeeded
+/// with the right data; panics if it returned wrong data.
 fn damaged(disk: &MemoryDisk, view: &View, damage: impl FnOnce(&MemoryDisk)) -> Result<OpenError, Box<View>> {
     let copy = disk.copy();
     damage(&copy);
@@ -83,8 +83,8 @@ fn every_file_that_is_missing_is_refused_by_name() {
         let error = damaged(&disk, &view, |disk| disk.take_away(&name)).expect_err_unnoticed(&name);
         let text = error.to_string();
         assert!(text.contains("missing"), "{name}: {text}");
-        // A missing snapshot or a missing oldest segment shows only as a gap between the newest snapshot and the
-        // first segment present, so the error names that segment.
+        // A missing snapshot or a missing oldest segment shows only as a gap between the newest snapshot and
+        // the first segment present, so the error names that segment.
         assert!(
             name.starts_with("snapshot") || text.contains(&name) || name.ends_with('2'),
             "{name}: {text}"
@@ -102,8 +102,8 @@ fn zeroed_sector_within_the_log_is_refused() {
             .step_by(512)
             .filter(|at| bytes[*at..*at + 512].iter().any(|byte| *byte != 0))
             .collect();
-        // The last record of the log has three sectors; a record without one of them is indistinguishable from a torn
-        // one.
+        // The last record of the log has three sectors; a record without one of them is indistinguishable
+        // from a torn one.
         let is_last = name.ends_with('3');
         let kept = if is_last { written.len() - 3 } else { written.len() };
         for at in &written[..kept] {

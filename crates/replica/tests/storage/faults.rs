@@ -38,8 +38,8 @@ fn start_makes_page_cache_content_durable_before_returning_it() {
     let mut log = found(&disk).log;
     disk.fail(Operation::Sync, 0, EIO);
     log.append(&record(None, vec![entry(1, 1, 900)])).expect_err("it fails");
-    // The process ends but the machine runs on: the record is readable, but no later sync would write it to the
-    // disk.
+    // The process ends but the machine runs on: the record is readable, but no later sync would write it to
+    // the disk.
     disk.restart();
     let shown = open_view(&disk).expect("the file looks whole");
     assert_eq!(shown.entries, [entry(1, 1, 900)]);
@@ -49,8 +49,8 @@ fn start_makes_page_cache_content_durable_before_returning_it() {
 
 #[test]
 fn full_disk_is_an_error_and_synced_data_stay() {
-    // Fails the write of the record itself; then each step of a switch to the next segment: creating it, writing
-    // its header (the second write, after the zero-fill), renaming it, syncing its name.
+    // Fails the write of the record itself; then each step of a switch to the next segment: creating it,
+    // writing its header (the second write, after the zero-fill), renaming it, syncing its name.
     let steps = [
         (Operation::Write, 0),
         (Operation::Create, 0),

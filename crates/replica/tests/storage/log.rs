@@ -1,5 +1,5 @@
-//! The log on a fault-free disk: after appends, replaced tails, compaction and resets, the next start finds the same
-//! state.
+//! The log on a fault-free disk: after appends, replaced tails, compaction and resets, the next start finds
+//! the same state.
 
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
@@ -133,7 +133,8 @@ fn segments_are_deleted_once_a_snapshot_has_all_their_entries() {
 
 #[test]
 fn received_snapshot_replaces_the_log() {
-    // The log has nine entries of term 1: it ends before the snapshot, or has another term at the snapshot's index.
+    // The log has nine entries of term 1: it ends before the snapshot, or has another term at the snapshot's
+    // index.
     for (index, term) in [(20, 3), (5, 3), (2, 3)] {
         let disk = MemoryDisk::new();
         let Existing { mut log, snapshots, .. } = found(&disk);

@@ -95,8 +95,8 @@ pub(crate) fn pieces(index: u64, term: u64) -> Vec<Vec<u8>> {
     vec![vec![index as u8; 300], vec![term as u8; 200]]
 }
 
-/// A bootstrap record, a snapshot at entry 3, and two segments with records of one and of several sectors. The log does
-/// not begin with entry 1, so it needs the snapshot.
+/// A bootstrap record, a snapshot at entry 3, and two segments with records of one and of several sectors.
+/// The log does not begin with entry 1, so it needs the snapshot.
 pub(crate) fn small_directory() -> (MemoryDisk, View) {
     let disk = MemoryDisk::new();
     let Existing { mut log, snapshots, .. } = found(&disk);

@@ -1,5 +1,6 @@
-//! A proxy between a client and a lock service, which injects network faults and refusals of the service. A *piece* is
-//! what one read from a socket returned; before a service whose protocol is given, pieces are whole requests.
+//! A proxy between a client and a lock service, which injects network faults and refusals of the service. A
+//! *piece* is what one read from a socket returned; before a service whose protocol is given, pieces are
+//! whole requests.
 
 mod protocol;
 
@@ -35,8 +36,8 @@ struct FaultState {
     /// The error, and a text that a refused request contains.
     refusal: Option<(ServiceRefusal, String)>,
     refused: usize,
-    /// For each client, by its label: addresses of nodes that are replaced in the traffic to it, each with its
-    /// replacement of the same length.
+    /// For each client, by its label: addresses of nodes that are replaced in the traffic to it, each with
+    /// its replacement of the same length.
     instead: BTreeMap<String, Vec<(String, String)>>,
     /// All connections so far, in the order of their opening.
     connections: Vec<ProxiedConnection>,
@@ -91,8 +92,8 @@ impl Faults {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Holds back the next `count` pieces to the service that contain `text`, and the traffic behind them on their
-    /// connections, until [`Faults::let_go`].
+    /// Holds back the next `count` pieces to the service that contain `text`, and the traffic behind them on
+    /// their connections, until [`Faults::let_go`].
     pub fn hold_back(&self, text: &str, count: usize) {
         self.state().hold_back = HoldBack { next: Some((text.to_owned(), count)), held: 0 };
     }
@@ -134,8 +135,8 @@ impl Faults {
         state.connections.iter_mut().filter(|open| open.label == label).for_each(ProxiedConnection::close);
     }
 
-    /// Like a pulled cable, or an address that swallows packets: blocks all traffic of this client, and neither side sees
-    /// its connections close. New ones are accepted and not forwarded.
+    /// Like a pulled cable, or an address that swallows packets: blocks all traffic of this client, and
+    /// neither side sees its connections close. New ones are accepted and not forwarded.
     pub fn silence(&self, label: &str) {
         self.state().silent.insert(label.to_owned());
     }
@@ -210,8 +211,8 @@ impl Faults {
         self.state().idle_cuts
     }
 
-    /// The service refuses requests of all clients with this error until [`Faults::stop_refusing`]. Which requests:
-    /// [`Protocol`].
+    /// The service refuses requests of all clients with this error until [`Faults::stop_refusing`]. Which
+    /// requests: [`Protocol`].
     pub fn refuse(&self, refusal: ServiceRefusal) {
         self.refuse_only(refusal, "");
     }
@@ -240,8 +241,9 @@ impl Faults {
         state.connections.iter().filter(|open| open.label == label).map(|open| open.traffic).collect()
     }
 
-    /// Starts a proxy to each node of a service for one client; returns their addresses. In the nodes' messages,
-    /// addresses of nodes are replaced by those of the proxies, so that the client does not bypass them.
+    /// Starts a proxy to each node of a service for one client; returns their addresses. In the nodes'
+    /// messages, addresses of nodes are replaced by those of the proxies, so that the client does not bypass
+    /// them.
     ///
     /// # Panics
     /// No port is free, or a proxy's address is not as long as its node's.
@@ -278,8 +280,8 @@ impl Faults {
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 if faults.is_silent(&label) {
-                    // A new connection is accepted and kept open, but not forwarded: nothing of this client may reach
-                    // the service.
+                    // A new connection is accepted and kept open, but not forwarded: nothing of this client
+                    // may reach the service.
                     faults.opened(&label, vec![client]);
                 } else if let Ok(server) = TcpStream::connect(service) {
                     // Fails if the client has closed its connection already.

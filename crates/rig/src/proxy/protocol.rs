@@ -18,8 +18,8 @@ pub enum Protocol {
 /// An error of a service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ServiceRefusal {
-    /// The code, as the service sends it: `READONLY`, `ThrottlingException`, `57P01`, the number of ZooKeeper's error or
-    /// of gRPC's status.
+    /// The code, as the service sends it: `READONLY`, `ThrottlingException`, `57P01`, the number of
+    /// ZooKeeper's error or of gRPC's status.
     pub code: &'static str,
     /// The text, or its part that appears in the client's error.
     pub text: &'static str,
@@ -161,7 +161,8 @@ mod tests {
 
     const REFUSAL: ServiceRefusal = ServiceRefusal { code: "-127", text: "too much" };
 
-    /// The forwarded bytes, the answers, and the number of refused requests; each byte of the input is a piece.
+    /// The forwarded bytes, the answers, and the number of refused requests; each byte of the input is a
+    /// piece.
     fn treat(protocol: Protocol, requests: &[u8]) -> (String, Vec<u8>, usize) {
         let mut state = RequestFilter::of(protocol);
         let mut all = Treated::default();

@@ -1,4 +1,5 @@
-//! Servers that fail to start, and the servers of a test that is killed: this program runs itself as such a test.
+//! Servers that fail to start, and the servers of a test that is killed: this program runs itself as such a
+//! test.
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
@@ -60,8 +61,8 @@ fn the_servers_of_a_killed_test_end_with_it() {
     assert_eq!(left(), 0, "the next server removes what it finds");
 }
 
-/// Starts servers and prints their pids and ports; then waits to be killed. One server is started on a thread that
-/// ends at once, which must not end the server.
+/// Starts servers and prints their pids and ports; then waits to be killed. One server is started on a thread
+/// that ends at once, which must not end the server.
 fn be_killed() {
     let redis = thread::spawn(Redis::start).join().unwrap();
     let postgres = Postgres::start();

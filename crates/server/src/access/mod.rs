@@ -1,7 +1,7 @@
 //! Authentication by tokens, and authorization by permissions; the files with both.
 //!
-//! Responsible for: a decision is made at the node that terminates the caller's connection, with that node's files; it is
-//! bounded in work; and new files hold for everything that is asked from then on.
+//! Responsible for: a decision is made at the node that terminates the caller's connection, with that node's
+//! files; it is bounded in work; and new files hold for everything that is asked from then on.
 
 mod identity;
 mod permissions;

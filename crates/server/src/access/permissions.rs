@@ -271,7 +271,8 @@ impl fmt::Debug for Permissions {
 /// What one caller may do.
 pub struct Rights {
     revoked: Option<usize>,
-    /// By name; the empty one stands for all, and is the one of `admin`. For each action the line that allows it.
+    /// By name; the empty one stands for all, and is the one of `admin`. For each action the line that allows
+    /// it.
     names: HashMap<Box<str>, [Option<usize>; Permission::ALL.len()]>,
     quota: Quota,
 }
@@ -286,8 +287,8 @@ impl fmt::Debug for Rights {
 }
 
 impl Rights {
-    /// Whether the caller may do this with the name and all below it; `None` stands for all names. The work is
-    /// proportional to the number of the name's segments.
+    /// Whether the caller may do this with the name and all below it; `None` stands for all names. The work
+    /// is proportional to the number of the name's segments.
     #[must_use]
     pub fn decide(&self, action: Permission, name: Option<&LockName>) -> Decision {
         if let Some(line) = self.revoked {

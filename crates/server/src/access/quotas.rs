@@ -87,8 +87,8 @@ impl QuotaRule {
     }
 }
 
-/// What a caller may have in the table if no file says otherwise: half of what the table has room for. Anonymous callers
-/// share the whole, since they can't be distinguished.
+/// What a caller may have in the table if no file says otherwise: half of what the table has room for.
+/// Anonymous callers share the whole, since they can't be distinguished.
 pub(super) fn default_of(caller: &Identity) -> Usage {
     match *caller == Identity::ANONYMOUS {
         true => Usage::UNLIMITED,

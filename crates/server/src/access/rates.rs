@@ -1,7 +1,7 @@
 //! How many requests each caller makes in a second.
 //!
-//! Responsible for: a caller that has used up its rate stays limited when files are reloaded or many others come, and
-//! callers that are silent for a while cost no memory.
+//! Responsible for: a caller that has used up its rate stays limited when files are reloaded or many others
+//! come, and callers that are silent for a while cost no memory.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;

@@ -1,7 +1,8 @@
 //! Bearer tokens: secrets by which callers without a certificate identify themselves.
 //!
-//! A file has one token per line, `NAME:SALT:HASH`, the last two in hexadecimal digits; lines that are empty or begin with
-//! `#` are ignored. The hash is the SHA-256 of salt and secret. A fast hash suffices, since a secret has 256 random bits.
+//! A file has one token per line, `NAME:SALT:HASH`, the last two in hexadecimal digits; lines that are empty
+//! or begin with `#` are ignored. The hash is the SHA-256 of salt and secret. A fast hash suffices, since a
+//! secret has 256 random bits.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,7 +21,8 @@ const HASH_BYTES: usize = 32;
 /// Longest text that is looked at as a token.
 const TOKEN_CHARS_MAX: usize = PREFIX.len() + LABEL_BYTES_MAX + 1 + 2 * SECRET_BYTES;
 
-/// The id of a token: its hash in the file, which is not secret. Another token of the same name has another id.
+/// The id of a token: its hash in the file, which is not secret. Another token of the same name has another
+/// id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TokenId([u8; HASH_BYTES]);
 

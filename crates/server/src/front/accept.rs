@@ -36,12 +36,12 @@ use crate::tls::{ClientProtocol, NodeTls};
 
 /// The flow-control window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// The most bytes of a stream that were read from the socket and not handed on, after the frame that is incomplete: what
-/// its window allows, and an HTTP/2 frame that follows that frame's end.
+/// The most bytes of a stream that were read from the socket and not handed on, after the frame that is
+/// incomplete: what its window allows, and an HTTP/2 frame that follows that frame's end.
 pub(super) const UNREAD_MAX: usize = STREAM_WINDOW as usize + (16 << 10);
-/// The flow-control window of a connection, in bytes. It must be large: h2 sets its budget for unread small frames to
-/// half of this window, and closes connections that exceed the budget. After a stall of this process, thousands of
-/// small frames may be unread.
+/// The flow-control window of a connection, in bytes. It must be large: h2 sets its budget for unread small
+/// frames to half of this window, and closes connections that exceed the budget. After a stall of this
+/// process, thousands of small frames may be unread.
 const CONNECTION_WINDOW: u32 = 4 << 20;
 /// The limit of a stream's unsent bytes in h2, in addition to the stream's own buffer here.
 const SEND_BYTES_MAX: usize = 256 << 10;
@@ -55,8 +55,8 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 const PROVISIONAL_LIFE: Duration = Duration::from_secs(30);
 /// The time that the calls in progress have when this node closes a connection.
 const CLOSING_TIME: Duration = Duration::from_secs(5);
-/// The limit of a message of the services that come with gRPC, in bytes. They read messages before anybody has checked
-/// who sends them.
+/// The limit of a message of the services that come with gRPC, in bytes. They read messages before anybody
+/// has checked who sends them.
 pub(crate) const FOREIGN_MESSAGE_BYTES_MAX: usize = 4 << 10;
 /// Most health checks of a connection at once.
 pub(super) const OPEN_CALLS_MAX: usize = 4;
@@ -153,9 +153,10 @@ impl Acceptor {
         }
     }
 
-    /// Accepts all connections in the kernel's queues by direct system calls: the runtime may not have polled the
-    /// listeners' readiness yet. Returns whether the queues were found empty. Returns false if descriptors have run out,
-    /// or after [`FAILURES_MAX`] failed accepts: connections may remain in the queues then.
+    /// Accepts all connections in the kernel's queues by direct system calls: the runtime may not have polled
+    /// the listeners' readiness yet. Returns whether the queues were found empty. Returns false if
+    /// descriptors have run out, or after [`FAILURES_MAX`] failed accepts: connections may remain in the
+    /// queues then.
     pub(super) fn accept_waiting(&self) -> bool {
         let mut are_empty = true;
         for port in &self.ports {
@@ -217,8 +218,8 @@ impl Interface {
     }
 }
 
-/// Has the system end the connection if its client does not take what is sent for so long. HTTP/1.1 has no ping, by which the
-/// other port finds clients that are gone.
+/// Has the system end the connection if its client does not take what is sent for so long. HTTP/1.1 has no
+/// ping, by which the other port finds clients that are gone.
 fn give_up_unread(socket: &TcpStream) {
     #[cfg(target_os = "linux")]
     if let Err(error) = SockRef::from(socket).set_tcp_user_timeout(Some(UNREAD_TIME)) {
@@ -408,7 +409,8 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
             });
         }
         if forward::opens_session_stream(request.uri().path()) {
-            // Registered on the connection's own task, at once: no drain barrier passes before the stream has its reader.
+            // Registered on the connection's own task, at once: no drain barrier passes before the stream has
+            // its reader.
             request.extensions_mut().insert(Arc::new(self.connection.starting()));
         }
         request.extensions_mut().insert(self.connection.clone());
@@ -418,8 +420,8 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
     }
 }
 
-/// Answers a call that anybody may make. A call that does not arrive whole keeps its headers in memory, so there are few
-/// of them, and not for long.
+/// Answers a call that anybody may make. A call that does not arrive whole keeps its headers in memory, so
+/// there are few of them, and not for long.
 async fn answer_anybody(
     connection: Arc<Connection>,
     mut routes: Routes,

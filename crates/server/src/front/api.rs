@@ -248,8 +248,8 @@ impl Lockkeeper for Api {
             }
             Some(change_members_request::What::Add(new)) => {
                 let detail = format!("add {}={}", new.node, new.peer_address);
-                // Fails here unless this node leads. The leader then identifies the node by connecting to the given
-                // address: if two machines claim this id, the one at the address is added.
+                // Fails here unless this node leads. The leader then identifies the node by connecting to the
+                // given address: if two machines claim this id, the one at the address is added.
                 self.0.ask(&metadata, &from.identity, Question::Members).await?;
                 (Change::Add(self.0.candidate(new).await?), detail)
             }

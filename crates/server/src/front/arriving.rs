@@ -1,10 +1,11 @@
 //! Calls of sessions whose bodies are still arriving.
 //!
-//! Responsible for: no drain barrier passes before a call whose body had arrived whole is handed on (P9), and none waits for a
-//! body that had not. So a body is a reader of the barrier, as a stream is: it has passed once the socket was found empty and
-//! nothing of the body is left in between, in the HTTP layer. For HTTP/1 that takes a read of the socket that would block
-//! *after* the body was asked for its next part: the layer hands on one part at a time, and reads the socket only if it has
-//! none. For HTTP/2 it takes a look at the body after that read.
+//! Responsible for: no drain barrier passes before a call whose body had arrived whole is handed on (P9), and
+//! none waits for a body that had not. So a body is a reader of the barrier, as a stream is: it has passed
+//! once the socket was found empty and nothing of the body is left in between, in the HTTP layer. For HTTP/1
+//! that takes a read of the socket that would block *after* the body was asked for its next part: the layer
+//! hands on one part at a time, and reads the socket only if it has none. For HTTP/2 it takes a look at the
+//! body after that read.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -113,8 +114,8 @@ pub(super) enum BodyError {
     Broken,
 }
 
-/// Reads a body of at most `most` bytes into one buffer: the parts that arrive may be small, and each keeps a larger buffer
-/// alive.
+/// Reads a body of at most `most` bytes into one buffer: the parts that arrive may be small, and each keeps a
+/// larger buffer alive.
 ///
 /// # Errors
 /// [`BodyError`].

@@ -1,5 +1,5 @@
-//! Questions to the replica: a call waits for the answer until its caller's deadline. If there is no answer, the
-//! error states why.
+//! Questions to the replica: a call waits for the answer until its caller's deadline. If there is no answer,
+//! the error states why.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -25,11 +25,11 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 const DISK_PATIENCE: Duration = Duration::from_secs(1);
 /// How often the disk is looked at, at most.
 const DISK_LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Most orders of operators that a node has in progress. They go on when their callers have gone away, so the limits of
-/// connections do not bound them.
+/// Most orders of operators that a node has in progress. They go on when their callers have gone away, so the
+/// limits of connections do not bound them.
 pub(super) const ORDERS_MAX: usize = 64;
-/// The metadata key for the leader's client address, set in the refusal of a node that does not lead or that shuts
-/// down. The value is empty if the node shuts down, or does not know the leader's address.
+/// The metadata key for the leader's client address, set in the refusal of a node that does not lead or that
+/// shuts down. The value is empty if the node shuts down, or does not know the leader's address.
 pub const LEADER_METADATA: &str = "lockkeeper-leader";
 
 /// A pending question. Dropping it cancels the question.
@@ -40,7 +40,8 @@ pub(super) struct Waits {
 }
 
 impl Waits {
-    /// To be called when the client has read all pending changes of a watch: the replica then sends the next ones.
+    /// To be called when the client has read all pending changes of a watch: the replica then sends the next
+    /// ones.
     pub(super) fn read_on(&self) {
         self.front.push_from(&self.source, Event::WatchRead(self.ask));
     }
@@ -88,8 +89,8 @@ impl Front {
         }
     }
 
-    /// Asks for what an operator orders, and records it in the audit trail with its result, also if the caller has gone
-    /// away meanwhile. `complete` adds what the answer says to the record.
+    /// Asks for what an operator orders, and records it in the audit trail with its result, also if the
+    /// caller has gone away meanwhile. `complete` adds what the answer says to the record.
     pub(super) async fn order(
         self: &Arc<Self>,
         metadata: &MetadataMap,
@@ -128,8 +129,8 @@ impl Front {
         }
     }
 
-    /// The bytes of the data directory, and those that are free on its disk, as of [`DISK_LOOK_EVERY`] ago at most, unless the disk
-    /// does not answer.
+    /// The bytes of the data directory, and those that are free on its disk, as of [`DISK_LOOK_EVERY`] ago at
+    /// most, unless the disk does not answer.
     pub(super) async fn disk_usage(&self) -> (Option<u64>, Option<u64>) {
         let known = *self.disk_usage.lock().unwrap_or_else(PoisonError::into_inner);
         let is_younger = |age| known.is_some_and(|(at, ..)| at.elapsed() < age);
@@ -168,7 +169,8 @@ impl Front {
         Ok(())
     }
 
-    /// Ends the streams, watches and connections of callers that may do nothing any more, by the files in use now.
+    /// Ends the streams, watches and connections of callers that may do nothing any more, by the files in use
+    /// now.
     pub(crate) fn end_denied(&self) {
         let registry = self.registry();
         let connections: Vec<_> = registry.connections.values().cloned().collect();
@@ -199,8 +201,8 @@ impl Front {
         }
     }
 
-    /// Why the caller may have nothing open, by the files in use now. To be called once a stream is registered: the files
-    /// may have changed since the call was authorized.
+    /// Why the caller may have nothing open, by the files in use now. To be called once a stream is
+    /// registered: the files may have changed since the call was authorized.
     pub(super) fn ended(&self, caller: &Caller) -> Option<String> {
         let refusal = self.access.ended(&caller.identity, caller.token.as_ref())?;
         self.refused("denied", caller, &refusal);

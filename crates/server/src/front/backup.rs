@@ -1,7 +1,8 @@
 //! `Backup`: sends a stored snapshot to the caller.
 //!
-//! Responsible for: a backup includes every change that was answered before the call; reading it from the disk blocks
-//! no other work; and the disk is read no faster than the caller receives, so that only a few pieces are in memory.
+//! Responsible for: a backup includes every change that was answered before the call; reading it from the
+//! disk blocks no other work; and the disk is read no faster than the caller receives, so that only a few
+//! pieces are in memory.
 
 use std::io;
 use std::pin::Pin;
@@ -24,8 +25,8 @@ use crate::disk::DataDirectory;
 
 /// Most pieces that wait to be sent, of about 1 MiB each.
 const PARTS_WAITING_MAX: usize = 4;
-/// A stored snapshot is removed when a newer one replaces it, perhaps before it is opened here; then the backup is
-/// tried again. One such loss is rare, since much must be logged between two snapshots.
+/// A stored snapshot is removed when a newer one replaces it, perhaps before it is opened here; then the
+/// backup is tried again. One such loss is rare, since much must be logged between two snapshots.
 const ATTEMPTS: usize = 3;
 
 /// The parts of a backup, as they are sent.
@@ -40,8 +41,8 @@ impl tonic::codegen::tokio_stream::Stream for Parts {
 }
 
 impl Front {
-    /// Begins a backup. A node that does not lead returns an error at once, so that the caller can go to the leader.
-    /// Storing the snapshot may take long, and continues after this function has returned.
+    /// Begins a backup. A node that does not lead returns an error at once, so that the caller can go to the
+    /// leader. Storing the snapshot may take long, and continues after this function has returned.
     pub(super) async fn backup(
         self: &Arc<Self>,
         metadata: &MetadataMap,
@@ -76,8 +77,8 @@ impl Front {
             self.snapshots.get().ok_or_else(|| Status::unavailable("this node has no data yet"))?;
         let mut failed = None;
         for _ in 0..ATTEMPTS {
-            // The time is read before the snapshot is taken: a restore assumes that tokens may have been issued
-            // since this time.
+            // The time is read before the snapshot is taken: a restore assumes that tokens may have been
+            // issued since this time.
             let taken = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let answer = self.ask(&MetadataMap::new(), caller, Question::Backup).await?;
             let Answer::BackupStored { index, last_token } = answer else { return Err(unexpected()) };

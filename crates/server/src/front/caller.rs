@@ -67,8 +67,8 @@ pub(super) fn is_open_to_all(path: &str) -> bool {
     path.starts_with(HEALTH)
 }
 
-/// Identifies the caller: by its token if it shows one, else by its certificate. Without TLS, a caller without a token is
-/// anonymous. A refusal is in the audit trail.
+/// Identifies the caller: by its token if it shows one, else by its certificate. Without TLS, a caller
+/// without a token is anonymous. A refusal is in the audit trail.
 ///
 /// # Errors
 /// The refusal of a caller that is nobody, not who it claims to be, or has too many connections.
@@ -90,8 +90,8 @@ pub(super) fn identify(connection: &Connection, headers: &HeaderMap) -> Result<C
     Ok(caller)
 }
 
-/// Counts the connection of a client for its certificate, as soon as that is known. If that is refused, the first call is
-/// refused again, in words.
+/// Counts the connection of a client for its certificate, as soon as that is known. If that is refused, the
+/// first call is refused again, in words.
 pub(super) fn admit_certified(connection: &Connection) {
     if let Some(Certified::Client(identity)) = connection.certified.get() {
         let (identity, address) = (identity.clone(), connection.address());
@@ -136,8 +136,8 @@ fn claimed(connection: &Connection, headers: &HeaderMap) -> Result<Caller, Statu
     }
 }
 
-/// The caller of a call that another node passes on. Only members are believed: whoever may issue certificates of nodes can't
-/// name a caller by that alone. The certificate of a node is not a client's.
+/// The caller of a call that another node passes on. Only members are believed: whoever may issue
+/// certificates of nodes can't name a caller by that alone. The certificate of a node is not a client's.
 fn forwarded(front: &Front, node: &NodeName, headers: &HeaderMap) -> Result<Caller, Status> {
     let own = front.tls.as_ref().map(|tls| tls.name().cluster);
     if own.as_ref() != Some(&node.cluster) {
@@ -167,8 +167,8 @@ fn forwarded(front: &Front, node: &NodeName, headers: &HeaderMap) -> Result<Call
     Ok(Caller { identity, token: None, address: address.unwrap_or_default(), is_checked })
 }
 
-/// Calls that the rate limit does not count: a client needs them to find the leader and to reconnect. Requests on a
-/// session's stream are counted one by one.
+/// Calls that the rate limit does not count: a client needs them to find the leader and to reconnect.
+/// Requests on a session's stream are counted one by one.
 const UNCOUNTED: [&str; 3] = [
     "/lockkeeper.v1.Lockkeeper/Session",
     "/lockkeeper.v1.Lockkeeper/Status",
@@ -289,8 +289,8 @@ fn check(
     access::check(rights, &caller.identity, action, name).or_else(|text| denied(front, caller, text))
 }
 
-/// Whether a client's rate counts this request of a session. It does not count those by which a client keeps what it has, and
-/// ends it.
+/// Whether a client's rate counts this request of a session. It does not count those by which a client keeps
+/// what it has, and ends it.
 pub(super) fn is_counted(request: &Request) -> bool {
     match request {
         Request::Open(_) => true,
@@ -335,7 +335,8 @@ fn needed(path: &str, body: &[u8]) -> Result<Option<(Permission, Option<LockName
     Ok(Some((action, name)))
 }
 
-/// The message of a unary call's body: a byte for compression, which this service does not offer, the length, and it.
+/// The message of a unary call's body: a byte for compression, which this service does not offer, the length,
+/// and it.
 pub(super) fn message<M: Message + Default>(body: &[u8]) -> Result<M, Status> {
     const HEAD: usize = 5;
     let bytes = body.split_at_checked(HEAD).and_then(|(head, bytes)| {

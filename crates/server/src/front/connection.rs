@@ -1,4 +1,5 @@
-//! One client's connection: its state in the drain barrier, the state that decides how its streams end, and its bytes.
+//! One client's connection: its state in the drain barrier, the state that decides how its streams end, and
+//! its bytes.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -63,8 +64,8 @@ struct ConnectionState {
     streams: BTreeMap<StreamId, Arc<SessionStream>>,
     /// The calls of sessions that were not handed on yet.
     bodies: BTreeMap<StreamId, BodyProgress>,
-    /// FIN or RST was read from the socket. Streams can't distinguish this from other ends of the connection, and
-    /// only this starts `linger`.
+    /// FIN or RST was read from the socket. Streams can't distinguish this from other ends of the connection,
+    /// and only this starts `linger`.
     closed_by_peer: bool,
     /// The calls in progress: until their answers are sent.
     calls: usize,
@@ -107,8 +108,8 @@ impl Connection {
         self.address.clone()
     }
 
-    /// To be called when the client has shown who it is: counts the connection for the first of its callers, or for a node of
-    /// the cluster if there is none.
+    /// To be called when the client has shown who it is: counts the connection for the first of its callers,
+    /// or for a node of the cluster if there is none.
     ///
     /// # Errors
     /// The connection is to be closed: the caller may do nothing any more, or has too many connections.
@@ -175,8 +176,8 @@ impl Connection {
         &self.front
     }
 
-    /// To be called when a barrier begins, and repeatedly until it has passed: wakes the tasks that read the socket
-    /// and the streams.
+    /// To be called when a barrier begins, and repeatedly until it has passed: wakes the tasks that read the
+    /// socket and the streams.
     pub(super) fn nudge(&self, barrier: u64) {
         let mut state = self.lock();
         state.gate.want(barrier);
@@ -218,14 +219,16 @@ impl Connection {
         self.lock().gate.take_moved()
     }
 
-    /// Registers a call of a session. No barrier passes before it is handed on, unless its body had not arrived whole.
+    /// Registers a call of a session. No barrier passes before it is handed on, unless its body had not
+    /// arrived whole.
     pub(super) fn arriving(&self, call: StreamId) {
         let mut state = self.lock();
         state.gate.opened(call);
         state.bodies.insert(call, BodyProgress::default());
     }
 
-    /// To be called when the body of a call was asked for its next part; `nothing`: it had none, and wakes this then.
+    /// To be called when the body of a call was asked for its next part; `nothing`: it had none, and wakes
+    /// this then.
     pub(super) fn body_polled(&self, call: StreamId, nothing: Option<&Waker>) {
         let mut state = self.lock();
         let Some(body) = state.bodies.get_mut(&call) else { return };
@@ -292,8 +295,8 @@ impl Connection {
         self.front.barrier_moved();
     }
 
-    /// To be called when a read would have blocked. `proven`: by the result of a system call, not by the runtime's
-    /// readiness flag.
+    /// To be called when a read would have blocked. `proven`: by the result of a system call, not by the
+    /// runtime's readiness flag.
     fn would_block(&self, cx: &Context<'_>, proven: bool) {
         let mut state = self.lock();
         match &mut state.reader {
@@ -369,11 +372,13 @@ pub(super) struct Socket {
     has_ended: bool,
 }
 
-/// The layer above a [`Socket`]. A TLS layer may hold input that it has read, so then [`TlsSocket`] records the events.
+/// The layer above a [`Socket`]. A TLS layer may hold input that it has read, so then [`TlsSocket`] records
+/// the events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Above {
     Http,
-    /// No request was read yet, but the last read of the handshake may be followed by requests and by FIN at once.
+    /// No request was read yet, but the last read of the handshake may be followed by requests and by FIN at
+    /// once.
     Handshake,
     Tls,
 }
@@ -383,8 +388,8 @@ impl Socket {
         Self { socket, connection, above, found_empty: false, has_ended: false }
     }
 
-    /// Reads by a direct system call, regardless of the runtime's readiness flag. Returns `None` if the read would
-    /// block.
+    /// Reads by a direct system call, regardless of the runtime's readiness flag. Returns `None` if the read
+    /// would block.
     fn read_now(&self, buf: &mut ReadBuf<'_>) -> Option<io::Result<()>> {
         loop {
             match (&*SockRef::from(&self.socket)).read(buf.initialize_unfilled()) {
@@ -452,11 +457,11 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// The TLS layer under HTTP/2. All input that had arrived was handed on once this layer has nothing more *and* the
-/// socket below was found empty in the same read.
+/// The TLS layer under HTTP/2. All input that had arrived was handed on once this layer has nothing more
+/// *and* the socket below was found empty in the same read.
 ///
-/// The end of the stream counts as closed by the client if it comes as TLS' own end (`close_notify`), and also as a
-/// bare FIN or RST: that is all that a killed process leaves, and `linger` is for killed processes.
+/// The end of the stream counts as closed by the client if it comes as TLS' own end (`close_notify`), and
+/// also as a bare FIN or RST: that is all that a killed process leaves, and `linger` is for killed processes.
 pub(super) struct TlsSocket {
     stream: TlsStream<Socket>,
     connection: Arc<Connection>,

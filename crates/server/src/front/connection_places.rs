@@ -1,8 +1,9 @@
 //! Which connections a node keeps open.
 //!
-//! Responsible for: no client and no network has all connections, however it uses them, and operators and other nodes get
-//! one also while clients have all that they may. A connection is counted for its whole life: by its network from its accept
-//! on, by its identity once that is known. One that finds no place *waits* for a moment: its first call may be an operator's.
+//! Responsible for: no client and no network has all connections, however it uses them, and operators and
+//! other nodes get one also while clients have all that they may. A connection is counted for its whole life:
+//! by its network from its accept on, by its identity once that is known. One that finds no place *waits* for
+//! a moment: its first call may be an operator's.
 
 use std::hash::Hash;
 use std::net::IpAddr;
@@ -13,7 +14,8 @@ use crate::access::Identity;
 use crate::options::ConnectionLimits;
 use lockkeeper_places::{NoPlace, Places, TakenPlace, network};
 
-/// Most connections whose client has not shown who it is, on a port with TLS; a handshake costs about a millisecond.
+/// Most connections whose client has not shown who it is, on a port with TLS; a handshake costs about a
+/// millisecond.
 pub(super) const UNAUTHENTICATED_MAX: usize = 1_024;
 
 /// The connections of both ports, counted.

@@ -1,12 +1,12 @@
-//! One connection's state in the drain barrier (P9): whether all input that had arrived when a barrier began was
-//! handed to the replica.
+//! One connection's state in the drain barrier (P9): whether all input that had arrived when a barrier began
+//! was handed to the replica.
 //!
-//! Pure. "Arrived" means readable from the socket when the barrier begins. A stream's *reader* is the task that takes
-//! its frames and hands them to the replica. All input that had arrived was handed on once three conditions hold: the
-//! socket was found empty after the barrier began; every stream that was opened by the bytes read before has its
-//! reader; and each reader has then found no further frame, or has handed on as much as can have been unread when the
-//! socket was found empty. Only a read that would block proves that the socket is empty; a readiness flag of "not
-//! readable" does not. Example, barrier 7:
+//! Pure. "Arrived" means readable from the socket when the barrier begins. A stream's *reader* is the task
+//! that takes its frames and hands them to the replica. All input that had arrived was handed on once three
+//! conditions hold: the socket was found empty after the barrier began; every stream that was opened by the
+//! bytes read before has its reader; and each reader has then found no further frame, or has handed on as
+//! much as can have been unread when the socket was found empty. Only a read that would block proves that the
+//! socket is empty; a readiness flag of "not readable" does not. Example, barrier 7:
 //!
 //! ```text
 //! want(7)                  begun; the connection's task is woken
@@ -40,8 +40,8 @@ pub(super) struct DrainBarrier {
 struct StreamReader {
     /// The latest barrier that it has passed.
     passed: u64,
-    /// How much it has handed on since the socket was found empty, in bytes, after its first frame since then; `None`:
-    /// no frame yet. Of the first one a part was read before.
+    /// How much it has handed on since the socket was found empty, in bytes, after its first frame since
+    /// then; `None`: no frame yet. Of the first one a part was read before.
     handed_on: Option<usize>,
 }
 
@@ -105,8 +105,9 @@ impl DrainBarrier {
         }
     }
 
-    /// To be called when a reader has handed on a frame of so many bytes; `unread_max`: how many bytes of a stream can
-    /// have been read from the socket and not been handed on. Returns whether the stream has passed a barrier by that.
+    /// To be called when a reader has handed on a frame of so many bytes; `unread_max`: how many bytes of a
+    /// stream can have been read from the socket and not been handed on. Returns whether the stream has
+    /// passed a barrier by that.
     pub(super) fn handed_on(&mut self, stream: StreamId, bytes: usize, unread_max: usize) -> bool {
         let level = self.level();
         let Some(reader) = self.readers.get_mut(&stream).filter(|reader| reader.passed < level) else {

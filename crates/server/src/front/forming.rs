@@ -1,5 +1,5 @@
-//! What clients and health checks are told by a node whose cluster does not exist yet: that it is alive, and what it
-//! waits for.
+//! What clients and health checks are told by a node whose cluster does not exist yet: that it is alive, and
+//! what it waits for.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -28,7 +28,8 @@ use lockkeeper_places::{Places, TakenPlace, network};
 /// The longest life of a connection: there is nothing to keep it for.
 const CONNECTION_LIFE: Duration = Duration::from_secs(30);
 
-/// The answer to a client without a certificate, with TLS: tokens and addresses of nodes are of no use to it yet.
+/// The answer to a client without a certificate, with TLS: tokens and addresses of nodes are of no use to it
+/// yet.
 const UNKNOWN: &str =
     "this node waits for its cluster, and tells only clients with a certificate what it waits for";
 

@@ -11,8 +11,8 @@ impl Front {
     /// Returns the node that waits at this address to be added.
     ///
     /// # Errors
-    /// The arguments are no id and address, this node has no peer address, or the node there does not answer, has
-    /// another id, or belongs to a cluster.
+    /// The arguments are no id and address, this node has no peer address, or the node there does not answer,
+    /// has another id, or belongs to a cluster.
     pub(super) async fn candidate(&self, new: v1::NewNode) -> Result<Member, Status> {
         let v1::NewNode { node, peer_address } = new;
         let is_address = peer_address

@@ -1,11 +1,11 @@
 //! The interfaces for clients, gRPC and HTTP/JSON: connections, streams and unary calls, on one thread.
 //!
-//! Responsible for: clients' requests reach the replica in order, and its answers reach the clients; the drain
-//! barrier, which lets the replica expire a session only after all input that had arrived was handed to it (P9).
-//! Contains no lock rule. Reading order: `stream.rs` (a client's stream), `pump.rs` (answers), `drain_barrier.rs`
-//! and `connection.rs` (the drain barrier), `accept.rs`, `connection_places.rs` (who gets a connection),
-//! `forward/mod.rs` (calls at a follower), `api.rs`, `arriving.rs` and `session_calls/mod.rs` (sessions without a stream),
-//! `http/mod.rs`, `forming.rs` (a node whose cluster does not exist yet).
+//! Responsible for: clients' requests reach the replica in order, and its answers reach the clients; the
+//! drain barrier, which lets the replica expire a session only after all input that had arrived was handed to
+//! it (P9). Contains no lock rule. Reading order: `stream.rs` (a client's stream), `pump.rs` (answers),
+//! `drain_barrier.rs` and `connection.rs` (the drain barrier), `accept.rs`, `connection_places.rs` (who gets
+//! a connection), `forward/mod.rs` (calls at a follower), `api.rs`, `arriving.rs` and `session_calls/mod.rs`
+//! (sessions without a stream), `http/mod.rs`, `forming.rs` (a node whose cluster does not exist yet).
 
 mod accept;
 mod api;
@@ -92,15 +92,15 @@ pub(crate) struct About {
     pub(crate) clients: BTreeMap<u64, String>,
 }
 
-/// State that the tasks of the front share. All tasks run on one thread; the mutexes are never contended, but the
-/// types must be `Sync`.
+/// State that the tasks of the front share. All tasks run on one thread; the mutexes are never contended, but
+/// the types must be `Sync`.
 pub(crate) struct Front {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) about: About,
     /// Opens the stored snapshots for backups; set once the node has data.
     pub(crate) snapshots: OnceLock<Snapshots<DataDirectory>>,
-    /// The members that this node knows, and its own hello (first handshake message); unset for a node without
-    /// peers.
+    /// The members that this node knows, and its own hello (first handshake message); unset for a node
+    /// without peers.
     pub(crate) directory: OnceLock<Arc<Directory>>,
     /// `None`: connections are plain.
     pub(crate) tls: Option<Arc<NodeTls>>,
@@ -272,8 +272,8 @@ impl Front {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends an event of a client to the inbox. The replica is woken only after all tasks that are ready now have run, so
-    /// that the requests of several streams form one batch.
+    /// Appends an event of a client to the inbox. The replica is woken only after all tasks that are ready
+    /// now have run, so that the requests of several streams form one batch.
     pub(crate) fn push_from(&self, source: &Source, event: Event) {
         self.inbox.push_from(source, event);
         self.pushed();
@@ -324,8 +324,8 @@ impl Front {
         self.close_idle();
     }
 
-    /// Makes room for other connections: closes those that have been idle for [`IDLE_WHILE_FULL`], unless that was done within
-    /// [`ROOM_EVERY`].
+    /// Makes room for other connections: closes those that have been idle for [`IDLE_WHILE_FULL`], unless
+    /// that was done within [`ROOM_EVERY`].
     fn close_idle(&self) {
         let now = Instant::now();
         let mut made = self.room_made.lock().unwrap_or_else(PoisonError::into_inner);
@@ -372,8 +372,8 @@ impl Front {
         self.place("streams of sessions", &self.stream_places, caller)
     }
 
-    /// A place for a stream or watch of this caller. Anonymous callers share the places of all; they have no limit of their
-    /// own, since they can't be distinguished.
+    /// A place for a stream or watch of this caller. Anonymous callers share the places of all; they have no
+    /// limit of their own, since they can't be distinguished.
     fn place(
         &self,
         what: &'static str,

@@ -1,5 +1,5 @@
-//! The task that delivers the replica's outputs to streams and calls. It also wakes the replica once for all events
-//! that were pushed in one pass over the ready tasks, and completes the drain barrier (P9).
+//! The task that delivers the replica's outputs to streams and calls. It also wakes the replica once for all
+//! events that were pushed in one pass over the ready tasks, and completes the drain barrier (P9).
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -14,11 +14,12 @@ use super::accept::Acceptor;
 use super::{Ask, Front};
 use crate::inbox::{Outbox, ReplicaStatus};
 
-/// A connection that has not passed a drain barrier after this many checks is closed, unless frames of it were handed to
-/// the replica since the last check. Checks are counted, not their time: a stall of this process is one check, however
-/// long it was.
+/// A connection that has not passed a drain barrier after this many checks is closed, unless frames of it
+/// were handed to the replica since the last check. Checks are counted, not their time: a stall of this
+/// process is one check, however long it was.
 const LOOKS_MAX: u32 = 5;
-/// The number of checks after which any connection that has not passed is closed: no session expires before that.
+/// The number of checks after which any connection that has not passed is closed: no session expires before
+/// that.
 const MOVING_LOOKS_MAX: u32 = 25;
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -48,8 +49,8 @@ impl Pump {
         self.deliver();
         let is_new = self.front.state.send_if_modified(|known| std::mem::replace(known, state) != state);
         if is_new && state == ReplicaStatus::Ready {
-            // The replica knows the limits of those streams that were opened while it did not lead; the files may have
-            // changed since.
+            // The replica knows the limits of those streams that were opened while it did not lead; the files
+            // may have changed since.
             self.front.set_quotas();
         }
         if state == ReplicaStatus::Ended {
@@ -120,8 +121,8 @@ impl Pump {
         }
     }
 
-    /// Begins a drain barrier: all readable input is read, from every socket and from the connections that wait in
-    /// the accept queue.
+    /// Begins a drain barrier: all readable input is read, from every socket and from the connections that
+    /// wait in the accept queue.
     fn begin_barrier(&mut self, number: u64) {
         self.front.barrier.store(number, Ordering::Relaxed);
         self.has_accepted = self.acceptor.accept_waiting();

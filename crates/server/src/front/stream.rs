@@ -1,7 +1,8 @@
 //! A client's stream: its reader, its buffer, and its end.
 //!
-//! Responsible for: buffered answers leave together, at most 4,096 a frame; a client that does not read loses its own
-//! stream and affects no other; and `linger` starts only for streams that the client itself has closed.
+//! Responsible for: buffered answers leave together, at most 4,096 a frame; a client that does not read loses
+//! its own stream and affects no other; and `linger` starts only for streams that the client itself has
+//! closed.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -29,12 +30,12 @@ use lockkeeper_places::TakenPlace;
 const ITEMS_MAX: usize = 1 << 16;
 /// The hard limit of unsent answers, about 128 MiB: as many as a session may have requests.
 const ITEMS_HARD_MAX: usize = 1 << 20;
-/// A client above [`ITEMS_MAX`] that takes no frame during this many checks loses its stream. Checks are counted,
-/// not their time: a stall of this process is one check, however long it was (P9).
+/// A client above [`ITEMS_MAX`] that takes no frame during this many checks loses its stream. Checks are
+/// counted, not their time: a stall of this process is one check, however long it was (P9).
 const LOOKS_MAX: u32 = 10;
 const LOOK: Duration = Duration::from_millis(500);
-/// Most answers in one frame. An answer has at most about 860 bytes, so a frame stays below the size that clients
-/// accept.
+/// Most answers in one frame. An answer has at most about 860 bytes, so a frame stays below the size that
+/// clients accept.
 const FRAME_ITEMS_MAX: usize = 4096;
 /// The time that a client has for the first frame of a stream.
 const FIRST_FRAME: Duration = Duration::from_secs(30);
@@ -241,13 +242,13 @@ impl SessionStream {
         front.push_from(&self.source, Event::StreamClosed { stream: self.id, cause });
         front.forget_stream(self.id);
         self.connection.closed(self.id);
-        // The buffered answers are still sent; but if the client is gone, the writer must not wait for further
-        // ones.
+        // The buffered answers are still sent; but if the client is gone, the writer must not wait for
+        // further ones.
         self.finish();
     }
 
-    /// Marks the requests that the client may not make as denied: acquires without the permission, and all above its rate
-    /// but keep-alives, attaches, releases and ends of sessions.
+    /// Marks the requests that the client may not make as denied: acquires without the permission, and all
+    /// above its rate but keep-alives, attaches, releases and ends of sessions.
     fn permitted(self: &Arc<Self>, mut requests: Vec<Request>) -> Vec<Request> {
         let front = self.connection.front();
         let identity = &self.caller.identity;

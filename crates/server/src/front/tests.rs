@@ -1,5 +1,5 @@
-//! The front with real sockets and without a replica: how streams end, and that no barrier passes before the input that
-//! had arrived was handed on (P9). Clients drive HTTP/2 directly, to control each byte.
+//! The front with real sockets and without a replica: how streams end, and that no barrier passes before the
+//! input that had arrived was handed on (P9). Clients drive HTTP/2 directly, to control each byte.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -224,7 +224,8 @@ async fn barrier_passes_at_once_without_connections() {
     assert!(matches!(rig.events(2).await[1], Event::Drained(2)));
 }
 
-/// A client on its own thread, which can send while the test's thread is blocked. It connects at its first request.
+/// A client on its own thread, which can send while the test's thread is blocked. It connects at its first
+/// request.
 struct Elsewhere {
     orders: std::sync::mpsc::Sender<u64>,
     sent: std::sync::mpsc::Receiver<()>,
@@ -258,8 +259,8 @@ impl Elsewhere {
     }
 }
 
-/// The bytes that a client writes to its connection: first the HTTP/2 preface, settings and the call's headers, then
-/// frames.
+/// The bytes that a client writes to its connection: first the HTTP/2 preface, settings and the call's
+/// headers, then frames.
 struct Frames {
     is_first: bool,
 }
@@ -318,8 +319,9 @@ fn literal(block: &mut Vec<u8>, name: &[u8], value: &str) {
     block.extend_from_slice(value.as_bytes());
 }
 
-/// Models a stall of the whole process, as by SIGSTOP: this thread, which is also the runtime's, is blocked while a
-/// client's keep-alive arrives in a socket. The runtime has not polled the socket's readiness when the barrier begins.
+/// Models a stall of the whole process, as by SIGSTOP: this thread, which is also the runtime's, is blocked
+/// while a client's keep-alive arrives in a socket. The runtime has not polled the socket's readiness when
+/// the barrier begins.
 #[tokio::test]
 async fn barrier_after_a_stall_waits_for_keep_alives_in_the_sockets() {
     let mut rig = Rig::start().await;
@@ -357,8 +359,8 @@ async fn barrier_after_a_stall_waits_for_requests_of_connections_in_the_accept_q
     }
 }
 
-/// The replica takes no events, so the front stops reading the stream: such a paused connection must not delay a
-/// barrier for long.
+/// The replica takes no events, so the front stops reading the stream: such a paused connection must not
+/// delay a barrier for long.
 #[tokio::test]
 async fn connection_paused_by_this_side_is_closed_so_that_a_barrier_passes() {
     local(async {
@@ -395,8 +397,8 @@ async fn connection_paused_by_this_side_is_closed_so_that_a_barrier_passes() {
     .await;
 }
 
-/// A client that sends many calls and reads no answer makes the node buffer few answers (docs/SAFETY.md, "Bounded
-/// work").
+/// A client that sends many calls and reads no answer makes the node buffer few answers (docs/SAFETY.md,
+/// "Bounded work").
 #[tokio::test]
 async fn calls_of_a_client_that_does_not_read_wait_before_they_reach_the_replica() {
     local(async {

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The limit in bytes.
 const UNREAD_MAX: usize = 1 << 30;
 
-/// Counts the unread bytes of all clients. The limit of one client is a quarter of the free memory: it falls as memory
-/// fills, so the clients with the most unread bytes exceed it first, and there is always room for others.
+/// Counts the unread bytes of all clients. The limit of one client is a quarter of the free memory: it falls
+/// as memory fills, so the clients with the most unread bytes exceed it first, and there is always room for
+/// others.
 #[derive(Default, Debug)]
 pub(super) struct Unread(AtomicUsize);
 

@@ -31,8 +31,8 @@ struct WatchBuffer {
     bytes: usize,
     end: Option<Status>,
     is_over: bool,
-    /// The replica sends the initial state of a watch in parts. Set when the last part received was sent on, and
-    /// the next one was requested.
+    /// The replica sends the initial state of a watch in parts. Set when the last part received was sent on,
+    /// and the next one was requested.
     has_asked: bool,
     waker: Option<Waker>,
 }

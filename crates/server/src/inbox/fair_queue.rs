@@ -1,12 +1,14 @@
 //! A queue that serves its callers in turn, so that one that asks for very much delays only itself.
 //!
-//! Callers share the weight served equally, and so do the lanes of one caller, such as its streams. The items of a lane
-//! keep their order. This is round robin by weight: an item waits for one turn of each other caller at most.
+//! Callers share the weight served equally, and so do the lanes of one caller, such as its streams. The items
+//! of a lane keep their order. This is round robin by weight: an item waits for one turn of each other caller
+//! at most.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
-/// The weight that each may take in its turn. Less makes a caller wait less for the others, and costs more turns.
+/// The weight that each may take in its turn. Less makes a caller wait less for the others, and costs more
+/// turns.
 pub(super) const QUANTUM: usize = 64;
 
 /// Items by caller `C` and lane, and items that must follow all before them.
@@ -71,7 +73,8 @@ impl<C: Clone + Eq + Hash, T> FairQueue<C, T> {
         lane.items.push_back(QueuedItem { number: self.pushed, weight, item });
     }
 
-    /// Appends an item that follows everything pushed before it. It weighs 1 when it is taken, and nothing before.
+    /// Appends an item that follows everything pushed before it. It weighs 1 when it is taken, and nothing
+    /// before.
     pub(super) fn push_after_all(&mut self, item: T) {
         self.pushed += 1;
         self.barriers.push_back(Barrier { number: self.pushed, before: self.items, item });
@@ -118,13 +121,13 @@ impl<C, T> Default for FairQueue<C, T> {
     }
 }
 
-/// Queues that are served in turn. Each may take items of the weight [`QUANTUM`] in its turn; what it takes more, since
-/// the last item is heavy, it has less in its next turns.
+/// Queues that are served in turn. Each may take items of the weight [`QUANTUM`] in its turn; what it takes
+/// more, since the last item is heavy, it has less in its next turns.
 #[derive(Debug)]
 struct Rounds<K, Q> {
     members: HashMap<K, RoundMember<Q>>,
-    /// The order of the turns, from the member whose turn it is. One without items stays until it has paid what it took
-    /// more than its share.
+    /// The order of the turns, from the member whose turn it is. One without items stays until it has paid
+    /// what it took more than its share.
     turns: VecDeque<K>,
 }
 

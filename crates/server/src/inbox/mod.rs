@@ -1,9 +1,10 @@
-//! The queues between the front (the module that serves clients' connections) and the replica's thread: events in,
-//! outputs out.
+//! The queues between the front (the module that serves clients' connections) and the replica's thread:
+//! events in, outputs out.
 //!
-//! Responsible for: callers are served in turn (`fair_queue.rs`), and one that asks for more than its share waits, without
-//! delay for others; and a low cost per item: a reader locks the queue's mutex once for all items that it takes, and is
-//! woken once if it sleeps. No request has a channel, task or allocation of its own here.
+//! Responsible for: callers are served in turn (`fair_queue.rs`), and one that asks for more than its share
+//! waits, without delay for others; and a low cost per item: a reader locks the queue's mutex once for all
+//! items that it takes, and is woken once if it sleeps. No request has a channel, task or allocation of its
+//! own here.
 
 mod fair_queue;
 
@@ -20,8 +21,8 @@ use crate::access::Identity;
 use crate::peers::Bell;
 use fair_queue::{FairQueue, QUANTUM, QueuedWeight};
 
-/// The weight that the queue has room for. A caller may fill half of the room that is left, and a stream half of the
-/// room of its caller, so there is always room for another one. Enough work for several turns.
+/// The weight that the queue has room for. A caller may fill half of the room that is left, and a stream half
+/// of the room of its caller, so there is always room for another one. Enough work for several turns.
 const WEIGHT_MAX: usize = 1 << 13;
 
 /// The weight of reading many entries of the table: some hundred microseconds of the replica's time.
@@ -59,8 +60,8 @@ fn request_weight(request: &Request) -> usize {
     1 + bytes / 64
 }
 
-/// Splits a long frame into events that are about as heavy as a caller's turn: others are served in between. Returns each
-/// with its weight.
+/// Splits a long frame into events that are about as heavy as a caller's turn: others are served in between.
+/// Returns each with its weight.
 fn parts(event: Event) -> Vec<(usize, Event)> {
     let all = weight(&event);
     let (stream, requests) = match event {
@@ -116,8 +117,8 @@ enum Sleeper {
 #[derive(Default)]
 struct Waiting {
     events: FairQueue<Identity, Event>,
-    /// Wakers of the tasks that have paused reading a stream until there is room, by caller, and by the number that each
-    /// drew when it began to wait.
+    /// Wakers of the tasks that have paused reading a stream until there is room, by caller, and by the
+    /// number that each drew when it began to wait.
     paused: HashMap<Identity, BTreeMap<u64, Waker>>,
     last_number: u64,
     is_closed: bool,
@@ -147,9 +148,10 @@ impl Inbox {
         }
     }
 
-    /// Ready if there is room for more requests of this source; otherwise the calling task is woken as soon as there is.
-    /// The task draws `number` when it begins to wait, and keeps it until it finds room. Tasks of a caller are woken in
-    /// the order of these numbers, so a task that always has more requests can't starve others.
+    /// Ready if there is room for more requests of this source; otherwise the calling task is woken as soon
+    /// as there is. The task draws `number` when it begins to wait, and keeps it until it finds room. Tasks
+    /// of a caller are woken in the order of these numbers, so a task that always has more requests can't
+    /// starve others.
     pub(crate) fn poll_room(
         &self,
         source: &Source,
@@ -170,8 +172,8 @@ impl Inbox {
         Poll::Pending
     }
 
-    /// Closes the inbox because the process ends: the next [`Inbox::take`] returns `None`, and neither pending nor
-    /// later events are handled.
+    /// Closes the inbox because the process ends: the next [`Inbox::take`] returns `None`, and neither
+    /// pending nor later events are handled.
     pub(crate) fn close(&self) {
         self.lock().is_closed = true;
         self.ring();
@@ -189,8 +191,8 @@ impl Inbox {
         let _ = self.replica.set(Sleeper::Polls(bell));
     }
 
-    /// Moves events into `events`, in the order in which they are to be handled, until they weigh `weight_max` or more.
-    /// Returns their weight; `None` if the inbox was closed.
+    /// Moves events into `events`, in the order in which they are to be handled, until they weigh
+    /// `weight_max` or more. Returns their weight; `None` if the inbox was closed.
     pub(crate) fn take(&self, events: &mut Vec<Event>, weight_max: usize) -> Option<usize> {
         let mut waiting = self.lock();
         let mut weight_taken = 0;
@@ -217,8 +219,8 @@ impl Inbox {
 }
 
 impl Waiting {
-    /// Wakes a task of the caller, of which an event was taken; all of them if no event of the caller is left, since the
-    /// woken ones may have nothing to send, and no other event would wake the rest.
+    /// Wakes a task of the caller, of which an event was taken; all of them if no event of the caller is
+    /// left, since the woken ones may have nothing to send, and no other event would wake the rest.
     fn wake_paused(&mut self, caller: &Identity) {
         let Some(paused) = self.paused.get_mut(caller) else { return };
         if self.events.weight(caller, 0).caller == 0 {
@@ -253,8 +255,8 @@ pub(crate) enum ReplicaStatus {
         /// The leader's id.
         leader: u64,
     },
-    /// This node shuts down and has ended its streams. If it led, it has transferred the leadership before, unless
-    /// no node took over.
+    /// This node shuts down and has ended its streams. If it led, it has transferred the leadership before,
+    /// unless no node took over.
     Left,
     /// The replica's thread has ended.
     Ended,
@@ -280,8 +282,8 @@ impl Outbox {
         }
     }
 
-    /// Moves all pending outputs into `outputs`, which must be empty. The calling task is woken when there are
-    /// more.
+    /// Moves all pending outputs into `outputs`, which must be empty. The calling task is woken when there
+    /// are more.
     pub(crate) fn take(&self, outputs: &mut Vec<Output>, cx: &mut Context<'_>) -> ReplicaStatus {
         let mut done = self.lock();
         std::mem::swap(&mut done.outputs, outputs);

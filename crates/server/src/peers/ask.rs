@@ -30,8 +30,8 @@ impl Greeter for HandshakeOnly {
     }
 }
 
-/// Returns the node that waits at `address`, if it reports the id `node`. Only that node itself knows its incarnation,
-/// so it must be reached.
+/// Returns the node that waits at `address`, if it reports the id `node`. Only that node itself knows its
+/// incarnation, so it must be reached.
 ///
 /// # Errors
 /// A text with advice.
@@ -40,8 +40,8 @@ pub(crate) async fn who_waits(
     node: u64,
     address: &str,
 ) -> Result<Member, String> {
-    // Checked before connecting: the error for a node that does not answer advises to start the node, which is
-    // useless if its id was removed.
+    // Checked before connecting: the error for a node that does not answer advises to start the node, which
+    // is useless if its id was removed.
     if let Some(removed) = directory.refuses(node) {
         return Err(removed.to_string());
     }
@@ -57,8 +57,8 @@ pub(crate) async fn who_waits(
         }
     };
     let candidate = hello.candidate.and_then(|candidate| candidate.member);
-    // A node that was added already sends no candidate. This happens if the caller repeats a call whose answer was
-    // lost.
+    // A node that was added already sends no candidate. This happens if the caller repeats a call whose
+    // answer was lost.
     let member = candidate.unwrap_or_else(|| Member {
         node: hello.node,
         incarnation: hello.incarnation.clone(),

@@ -1,9 +1,9 @@
 //! Snapshots between nodes, each on a connection of its own, with a thread of its own at either end.
 //!
-//! Responsible for: heartbeats never queue behind a snapshot, and neither the replica's thread nor the front's
-//! waits for one. For each snapshot to send, exactly one success or failure is reported to the consensus, which
-//! sends that follower nothing else until then. A received snapshot is written under a temporary name, verified to
-//! its end and decoded into a table before it is handed to the replica.
+//! Responsible for: heartbeats never queue behind a snapshot, and neither the replica's thread nor the
+//! front's waits for one. For each snapshot to send, exactly one success or failure is reported to the
+//! consensus, which sends that follower nothing else until then. A received snapshot is written under a
+//! temporary name, verified to its end and decoded into a table before it is handed to the replica.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -34,8 +34,8 @@ use crate::tls::Transport;
 pub(crate) struct Patience {
     /// The time without progress after which the other side, or the network, counts as gone.
     stalled: Duration,
-    /// The time for the receiver's last checks and for its replica to install the table: seconds, where there are
-    /// millions of locks.
+    /// The time for the receiver's last checks and for its replica to install the table: seconds, where there
+    /// are millions of locks.
     settles: Duration,
     /// The pause between a failure and the next attempt.
     pause: Duration,
@@ -234,7 +234,8 @@ fn blocking(transport: Transport<TcpStream>, patience: Patience) -> io::Result<T
     socket.set_nonblocking(false)?;
     socket.set_read_timeout(Some(patience.stalled))?;
     socket.set_write_timeout(Some(patience.stalled))?;
-    // Longer than the limit of the connections for messages: a receiver with a slow disk keeps the sender waiting.
+    // Longer than the limit of the connections for messages: a receiver with a slow disk keeps the sender
+    // waiting.
     #[cfg(target_os = "linux")]
     SockRef::from(socket).set_tcp_user_timeout(Some(patience.stalled))?;
     Ok(transport)

@@ -40,8 +40,8 @@ impl Dialler {
         Self { directory, handover, inbox, stop, witnesses: Arc::default() }
     }
 
-    /// Records whether the member `node` refuses this node as no longer a member; returns whether enough members
-    /// do.
+    /// Records whether the member `node` refuses this node as no longer a member; returns whether enough
+    /// members do.
     fn is_settled(&self, node: u64, says_so: bool) -> bool {
         let mut witnesses = self.witnesses.lock().unwrap_or_else(PoisonError::into_inner);
         if says_so && self.directory.is_member(node) {
@@ -136,8 +136,8 @@ impl Dialler {
     }
 }
 
-/// Whether the refusal means that node `me` is no longer a member. A node whose own data are gone sends a refusal
-/// about itself to every node that connects to it; that does not concern `me`.
+/// Whether the refusal means that node `me` is no longer a member. A node whose own data are gone sends a
+/// refusal about itself to every node that connects to it; that does not concern `me`.
 pub(super) fn is_final(refusal: &Refusal, me: u64) -> bool {
     matches!(refusal.code(), RefusalCode::Wiped | RefusalCode::Removed) && refusal.node == me
 }

@@ -29,8 +29,8 @@ pub(crate) struct Directory {
     tls: Option<Arc<NodeTls>>,
     known: watch::Sender<Known>,
     tickets: Mutex<Tickets>,
-    /// Increased when a member has connected without the ticket that this node gave it, or with a ticket of its own
-    /// that is new here: then other nodes are dialled at once.
+    /// Increased when a member has connected without the ticket that this node gave it, or with a ticket of
+    /// its own that is new here: then other nodes are dialled at once.
     calls: watch::Sender<u64>,
 }
 
@@ -41,11 +41,11 @@ struct Known {
     members: Members,
     /// The version of the table's rules.
     rules: u32,
-    /// The members as received from a node that has applied more entries. These members are connected to as well: they
-    /// may need this node's vote for a majority.
+    /// The members as received from a node that has applied more entries. These members are connected to as
+    /// well: they may need this node's vote for a majority.
     news: Members,
-    /// Peer addresses from the nodes' own hellos: a node may have moved, or was restored from a backup. Tried after
-    /// the address in the log, since a forged hello can contain any address.
+    /// Peer addresses from the nodes' own hellos: a node may have moved, or was restored from a backup. Tried
+    /// after the address in the log, since a forged hello can contain any address.
     said: BTreeMap<u64, String>,
     /// Election time-outs that differ from this node's, in milliseconds, by the nodes' last hellos.
     other_timeouts: BTreeMap<u64, u64>,
@@ -99,8 +99,8 @@ impl Directory {
         checked.err().filter(|why| matches!(why, Rejected::Removed { .. }))
     }
 
-    /// Fills in this node's own addresses where the cluster has none: a node that was bootstrapped alone, or restored,
-    /// has never published them.
+    /// Fills in this node's own addresses where the cluster has none: a node that was bootstrapped alone, or
+    /// restored, has never published them.
     pub(crate) fn introduce(&self, nodes: &mut [ClusterNode]) {
         for own in nodes.iter_mut().filter(|it| it.node == self.founding.node) {
             if own.peer_address.is_empty() {

@@ -1,6 +1,7 @@
 //! A node without data bootstraps a cluster with the other nodes of its list, or is added to one that exists.
 //!
-//! Responsible for: every decision of the `Bootstrap` is durable before any message that depends on it is sent.
+//! Responsible for: every decision of the `Bootstrap` is durable before any message that depends on it is
+//! sent.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -51,9 +52,9 @@ struct Forming {
     tls: Option<Arc<NodeTls>>,
 }
 
-/// Bootstraps or joins a cluster. Returns the bootstrap record, which makes this node a member once it is written.
-/// `join` is the address of a member. `progress` gets what this node waits for, in words. `keep` makes a candidate
-/// durable.
+/// Bootstraps or joins a cluster. Returns the bootstrap record, which makes this node a member once it is
+/// written. `join` is the address of a member. `progress` gets what this node waits for, in words. `keep`
+/// makes a candidate durable.
 ///
 /// # Errors
 /// The cluster refuses this node, or a candidate can't be stored.
@@ -230,8 +231,8 @@ impl Greeter for Forming {
         self.tls.as_deref()
     }
 
-    /// On incoming connections a stop becomes a refusal: only a node at an address that the operator gave can make
-    /// this node stop. If the sender is such a node, this node connects to it soon.
+    /// On incoming connections a stop becomes a refusal: only a node at an address that the operator gave can
+    /// make this node stop. If the sender is such a node, this node connects to it soon.
     fn admit_guest(&self, hello: &Hello) -> Result<(), Refusal> {
         self.follow(|founder| match founder.heard(hello) {
             BootstrapStep::Stop(refusal) => BootstrapStep::Refuse(refusal),

@@ -1,5 +1,5 @@
-//! The handshake of a connection between nodes. The side that opens the connection sends its hello; the other side
-//! answers with its own hello, or with a refusal. Runs in tasks of the front.
+//! The handshake of a connection between nodes. The side that opens the connection sends its hello; the other
+//! side answers with its own hello, or with a refusal. Runs in tasks of the front.
 //!
 //! Responsible for: no handshake waits forever, and an unidentified node causes no large allocation.
 
@@ -16,10 +16,11 @@ use tokio_rustls::TlsStream;
 
 use crate::tls::{NodeTls, PeerStream};
 
-/// The longest handshake message, in bytes: it contains some addresses for each node, and an entry for each former member.
+/// The longest handshake message, in bytes: it contains some addresses for each node, and an entry for each
+/// former member.
 const GREETING_BYTES_MAX: usize = 1 << 20;
-/// How a TLS record begins: its type, then its version, 3.1 to 3.4. As a length it would be that of an odd size above
-/// 64 KiB.
+/// How a TLS record begins: its type, then its version, 3.1 to 3.4. As a length it would be that of an odd
+/// size above 64 KiB.
 const TLS_ALERT: u8 = 21;
 const TLS_HANDSHAKE: u8 = 22;
 /// The time limit of a handshake, connecting included.
@@ -90,8 +91,8 @@ pub(crate) enum NoGuest {
     Refused(u64, Refusal),
 }
 
-/// Connects to `address` and performs the handshake. Returns the connection and the other node's hello if both sides
-/// accept each other.
+/// Connects to `address` and performs the handshake. Returns the connection and the other node's hello if
+/// both sides accept each other.
 ///
 /// # Errors
 /// The reason why there is no connection.

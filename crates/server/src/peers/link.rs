@@ -1,7 +1,8 @@
-//! One connection to a peer as bytes: writes queued frames, reads and validates frames. Does not interpret them.
+//! One connection to a peer as bytes: writes queued frames, reads and validates frames. Does not interpret
+//! them.
 //!
-//! Responsible for: the receiver reads the frames that the sender queued, complete and in order. Every dropped
-//! frame is reported, since the consensus must then send its messages again.
+//! Responsible for: the receiver reads the frames that the sender queued, complete and in order. Every
+//! dropped frame is reported, since the consensus must then send its messages again.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -14,9 +15,9 @@ use prost::Message;
 
 use crate::tls::Transport;
 
-/// No further frame is queued for a peer while more bytes than this are pending: the peer does not keep up, and all
-/// pending frames are dropped. Must exceed the bytes that the consensus has in flight to one follower (32 MiB);
-/// otherwise a follower that lags would never receive the entries that it lacks.
+/// No further frame is queued for a peer while more bytes than this are pending: the peer does not keep up,
+/// and all pending frames are dropped. Must exceed the bytes that the consensus has in flight to one follower
+/// (32 MiB); otherwise a follower that lags would never receive the entries that it lacks.
 pub(super) const OUT_BYTES_MAX: usize = 40 << 20;
 /// Messages with more bytes of entries than this are split into several frames, as are very many messages.
 const FRAME_BYTES: usize = 4 << 20;
@@ -26,8 +27,8 @@ const FRAME_BYTES_MAX: usize = 16 << 20;
 const READ_BYTES: usize = 64 << 10;
 /// A connection without writes for this long sends an empty frame, so that TCP notices if the peer is gone.
 const QUIET: Duration = Duration::from_secs(1);
-/// The longest context of a message: the number of a quorum read (ReadIndex round), or raft-rs' flag on the vote
-/// requests of a leadership transfer.
+/// The longest context of a message: the number of a quorum read (ReadIndex round), or raft-rs' flag on the
+/// vote requests of a leadership transfer.
 const CONTEXT_BYTES_MAX: usize = 32;
 const LENGTH_BYTES: usize = 4;
 
@@ -52,7 +53,8 @@ impl PeerOutbox {
         self.transport.socket_mut()
     }
 
-    /// Queues messages. If too many bytes are pending, drops all of them and these messages, and returns `false`.
+    /// Queues messages. If too many bytes are pending, drops all of them and these messages, and returns
+    /// `false`.
     pub(super) fn put(&mut self, mut messages: Vec<PeerMessage>) -> bool {
         while !messages.is_empty() {
             if self.waiting.len() - self.written > OUT_BYTES_MAX {
@@ -164,7 +166,8 @@ impl Incoming {
     }
 
     /// Reads the available bytes, and appends the messages of complete frames to `out`. Reduces `room` by the
-    /// number of bytes read, and stops at zero. `is_ending`: the other side is known to have closed the connection.
+    /// number of bytes read, and stops at zero. `is_ending`: the other side is known to have closed the
+    /// connection.
     ///
     /// # Errors
     /// The connection is broken, or a frame is invalid. Messages that were appended before remain valid.
@@ -185,9 +188,9 @@ impl Incoming {
                     *room = room.saturating_sub(count);
                     self.filled += count;
                     self.parse(out)?;
-                    // A short read empties the socket, and bytes that arrive later cause a new event. The end of
-                    // the connection causes one event only, perhaps the same as these bytes; so if it was reported,
-                    // reading goes on to the end.
+                    // A short read empties the socket, and bytes that arrive later cause a new event. The end
+                    // of the connection causes one event only, perhaps the same as these bytes; so if it was
+                    // reported, reading goes on to the end.
                     if count < free && !is_ending && self.transport.short_read_empties() {
                         return Ok(Looked::Empty);
                     }
@@ -238,7 +241,8 @@ fn invalid(what: String) -> io::Error {
 
 /// Checks the fields of a received message that the consensus relies on. `from` is the node of the link.
 ///
-/// In particular, the consensus would take a message of term 0 for a local one, and skip every check of terms.
+/// In particular, the consensus would take a message of term 0 for a local one, and skip every check of
+/// terms.
 fn check(message: &PeerMessage, from: u64, to: u64) -> Result<(), String> {
     if (message.from, message.to) != (from, to) {
         return Err(format!(

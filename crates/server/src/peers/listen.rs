@@ -42,8 +42,8 @@ impl LoggedRefusals {
     }
 }
 
-/// Answers incoming connections, for as long as it is polled. `number` is called for each accepted connection;
-/// `take` gets that number with the connection, once both nodes have accepted each other.
+/// Answers incoming connections, for as long as it is polled. `number` is called for each accepted
+/// connection; `take` gets that number with the connection, once both nodes have accepted each other.
 pub(super) async fn listen<N: Copy + Send + 'static>(
     listener: &TcpListener,
     own: Arc<dyn Greeter>,
@@ -62,7 +62,8 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
                 continue;
             }
         };
-        // Closed at once rather than left in the queue: behind it other nodes would wait for those that say nothing.
+        // Closed at once rather than left in the queue: behind it other nodes would wait for those that say
+        // nothing.
         let Ok(place) = greetings.take(Some(network(address.ip()))) else {
             tracing::debug!(%address, "a connection from {address} was closed at once: too many are in their handshakes");
             continue;

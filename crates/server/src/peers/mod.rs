@@ -1,8 +1,9 @@
 //! The other nodes of the cluster: their addresses, connections to them, messages from and to them.
 //!
-//! Responsible for: messages of one link (a connection after its handshake) arrive in order, each complete or not
-//! at all; and every loss is reported to the replica. Does not interpret messages. Two nodes have two connections,
-//! one for each direction, each opened by its sender: so simultaneous connections need no tie-break.
+//! Responsible for: messages of one link (a connection after its handshake) arrive in order, each complete or
+//! not at all; and every loss is reported to the replica. Does not interpret messages. Two nodes have two
+//! connections, one for each direction, each opened by its sender: so simultaneous connections need no
+//! tie-break.
 //!
 //! | file | runs on | does |
 //! | --- | --- | --- |
@@ -16,8 +17,8 @@
 //! | `directory.rs` | both | the members that this node knows, and its own hello |
 //! | `tickets.rs` | the front's thread | proof that an incoming connection comes from a member's address |
 //!
-//! The replica's own thread reads and writes the sockets: passing a message to another thread would take longer than
-//! sending it.
+//! The replica's own thread reads and writes the sockets: passing a message to another thread would take
+//! longer than sending it.
 
 mod ask;
 mod bulk;
@@ -60,10 +61,11 @@ use listen::listen;
 pub(crate) use poll::Bell;
 use poll::Poller;
 
-/// Most bytes that one [`Peers::read`] takes from the sockets: all entries of a turn become one record of the log.
+/// Most bytes that one [`Peers::read`] takes from the sockets: all entries of a turn become one record of the
+/// log.
 const READ_BYTES_MAX: usize = 8 << 20;
-/// The limit of the time without TCP acknowledgement, in election time-outs. After that, a new connection is faster
-/// than the kernel's next retransmission.
+/// The limit of the time without TCP acknowledgement, in election time-outs. After that, a new connection is
+/// faster than the kernel's next retransmission.
 const UNACKNOWLEDGED: u32 = 4;
 
 /// The direction of messages.
@@ -106,9 +108,9 @@ impl Handover {
         Self { arrived: Mutex::default(), last: AtomicU64::new(0), unacknowledged }
     }
 
-    /// A number for a connection, greater than those of all older ones. Must be drawn when the connection is accepted,
-    /// or before it is opened: of two connections with a peer in the same direction the one with the higher number is
-    /// kept, even if its handshake ends first.
+    /// A number for a connection, greater than those of all older ones. Must be drawn when the connection is
+    /// accepted, or before it is opened: of two connections with a peer in the same direction the one with
+    /// the higher number is kept, even if its handshake ends first.
     pub(crate) fn number(&self) -> u64 {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -130,8 +132,8 @@ impl Handover {
     }
 }
 
-/// Accepts connections of other nodes, and keeps connections to them, in tasks of the front. If the cluster no longer
-/// accepts this node, the refusal is sent to `stop`.
+/// Accepts connections of other nodes, and keeps connections to them, in tasks of the front. If the cluster
+/// no longer accepts this node, the refusal is sent to `stop`.
 pub(crate) fn talk<D: Disk + Sync>(
     listener: TcpListener,
     directory: Arc<Directory>,
@@ -206,16 +208,17 @@ impl Peers {
         Ok(Self { inbox, links: Some(links) })
     }
 
-    /// Appends all input from peers to `out`: new links, messages, lost links, and reports of dropped messages. Reads
-    /// at most 8 MiB a call; [`Peers::wait`] does not sleep while there is more.
+    /// Appends all input from peers to `out`: new links, messages, lost links, and reports of dropped
+    /// messages. Reads at most 8 MiB a call; [`Peers::wait`] does not sleep while there is more.
     pub(crate) fn read(&mut self, out: &mut Vec<Event>) {
         if let Some(links) = &mut self.links {
             links.read(out);
         }
     }
 
-    /// Queues messages for `node`, as one frame unless they are huge. The next [`Peers::flush`] sends them. Dropped
-    /// messages are reported by [`Event::PeerMissed`]; without a link to the node, only dropped appends are.
+    /// Queues messages for `node`, as one frame unless they are huge. The next [`Peers::flush`] sends them.
+    /// Dropped messages are reported by [`Event::PeerMissed`]; without a link to the node, only dropped
+    /// appends are.
     pub(crate) fn send(&mut self, node: u64, messages: Vec<PeerMessage>) {
         if let Some(links) = &mut self.links {
             links.send(node, messages);
@@ -246,8 +249,8 @@ impl Peers {
         links.incoming.keys().filter(|node| links.outgoing.contains_key(node)).copied().collect()
     }
 
-    /// Sleeps until something arrives, in the inbox or from a peer, at most for `at_most`; returns at once if something
-    /// has arrived.
+    /// Sleeps until something arrives, in the inbox or from a peer, at most for `at_most`; returns at once if
+    /// something has arrived.
     pub(crate) fn wait(&mut self, at_most: Option<Duration>) {
         let inbox = &self.inbox;
         match (&mut self.links, at_most) {
@@ -258,8 +261,8 @@ impl Peers {
         }
     }
 
-    /// Sleeps until something arrives from a peer, at most for `at_most`. A ring of the inbox does not end the sleep;
-    /// the inbox's events are read afterwards. Without peers, returns at once.
+    /// Sleeps until something arrives from a peer, at most for `at_most`. A ring of the inbox does not end
+    /// the sleep; the inbox's events are read afterwards. Without peers, returns at once.
     pub(crate) fn wait_for_peers(&mut self, at_most: Duration) {
         if let Some(links) = &mut self.links {
             links.wait_for_peers(at_most);
@@ -362,8 +365,8 @@ impl Links {
                 link.is_ready = true;
                 link.is_ending |= event.is_read_closed() || event.is_error();
             } else if event.is_read_closed() || event.is_write_closed() || event.is_error() {
-                // The peer sends nothing on this connection after the handshake, so these events mean that the
-                // connection has ended.
+                // The peer sends nothing on this connection after the handshake, so these events mean that
+                // the connection has ended.
                 broken.extend(
                     self.outgoing.iter().find(|(_, link)| link.number == number).map(|(node, _)| *node),
                 );
@@ -407,8 +410,8 @@ impl Links {
     }
 
     fn send(&mut self, node: u64, messages: Vec<PeerMessage>) {
-        // Without a link, only the loss of an append must be reported; the consensus tolerates the loss of all other
-        // messages.
+        // Without a link, only the loss of an append must be reported; the consensus tolerates the loss of
+        // all other messages.
         let has_entries = messages.iter().any(|message| message.kind() == PeerKind::Append);
         match self.outgoing.get_mut(&node) {
             Some(link) => {

@@ -1,5 +1,5 @@
-//! The wait of the replica's thread on a node with peers: for sockets, for the inbox, and for the time of the next
-//! turn.
+//! The wait of the replica's thread on a node with peers: for sockets, for the inbox, and for the time of the
+//! next turn.
 //!
 //! Responsible for: no wake-up is lost, and ringing a thread that isn't asleep costs no system call.
 
@@ -35,7 +35,8 @@ impl Bell {
     /// Makes the thread check its inbox before it sleeps again; wakes it if it sleeps.
     pub(crate) fn ring(&self) {
         if self.state.swap(RUNG, Ordering::AcqRel) == ASLEEP {
-            // Fails only if the kernel is out of memory; then the thread finds the input when its next timer is due.
+            // Fails only if the kernel is out of memory; then the thread finds the input when its next timer
+            // is due.
             let _ = self.waker.wake();
         }
     }
@@ -70,9 +71,9 @@ impl Poller {
         let _ = self.poll.registry().deregister(socket);
     }
 
-    /// Sleeps until an event, or for `at_most`. Does not sleep if the bell was rung since the last call, or if
-    /// `is_idle` returns false; `is_idle` is called last, so no input is missed. Returns whether the sockets were
-    /// polled.
+    /// Sleeps until an event, or for `at_most`. Does not sleep if the bell was rung since the last call, or
+    /// if `is_idle` returns false; `is_idle` is called last, so no input is missed. Returns whether the
+    /// sockets were polled.
     pub(super) fn sleep(&mut self, at_most: Option<Duration>, is_idle: impl FnOnce() -> bool) -> bool {
         let awake = self.bell.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire);
         let may_sleep = awake.is_ok() && is_idle();

@@ -1,4 +1,5 @@
-//! Links over real sockets: delivery of messages, reports of losses, and links that are closed for invalid input.
+//! Links over real sockets: delivery of messages, reports of losses, and links that are closed for invalid
+//! input.
 
 use std::io::{Read, Write};
 use std::net::{self, Ipv4Addr, TcpListener};
@@ -136,7 +137,8 @@ fn frame(messages: Vec<PeerMessage>) -> Vec<u8> {
     [(frame.len() as u32).to_le_bytes().to_vec(), frame].concat()
 }
 
-/// Node 2 writes frames in other portions than they have; they arrive complete and in order, and then the end.
+/// Node 2 writes frames in other portions than they have; they arrive complete and in order, and then the
+/// end.
 fn frames_arrive(mut node: Fixture, mut theirs: impl Write + Send + 'static) {
     node.is_up();
     let sent: Vec<PeerMessage> = (0..40).map(|index| message(index, 1 << (index % 19))).collect();

@@ -1,10 +1,10 @@
 //! Proof that an incoming connection comes from the address of the member that it names.
 //!
-//! Responsible for: a node's id and incarnation do not suffice to send messages of the consensus, or snapshots, in
-//! its name. This node sends every other node a ticket (a random secret), in the hello of a connection that it
-//! opens to that node's address, and nowhere else; an incoming connection from that node must present it. An
-//! attacker that reads the network, or has taken the address of a member that is down, can still impersonate that
-//! member.
+//! Responsible for: a node's id and incarnation do not suffice to send messages of the consensus, or
+//! snapshots, in its name. This node sends every other node a ticket (a random secret), in the hello of a
+//! connection that it opens to that node's address, and nowhere else; an incoming connection from that node
+//! must present it. An attacker that reads the network, or has taken the address of a member that is down,
+//! can still impersonate that member.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,8 @@ use lockkeeper_wire::peer::Hello;
 use crate::data::id;
 use crate::error::ServeError;
 
-/// How many of the latest tickets received from a node are presented to it: a forged ticket must not displace the
-/// true one at once.
+/// How many of the latest tickets received from a node are presented to it: a forged ticket must not displace
+/// the true one at once.
 const PRESENTED_MAX: usize = 4;
 /// The length of a ticket, in bytes.
 const TICKET_BYTES: usize = 16;

@@ -1,8 +1,8 @@
 //! TLS on both ports: the files, the configurations made from them, and their reload.
 //!
-//! Responsible for: one certificate identifies a node to clients and to other nodes; other nodes are accepted by the
-//! names in their certificates ([`NodeName`]), not by host names; new files are taken only if all of them are usable.
-//! Only TLS 1.3, without resumption: a certificate is checked at each connection.
+//! Responsible for: one certificate identifies a node to clients and to other nodes; other nodes are accepted
+//! by the names in their certificates ([`NodeName`]), not by host names; new files are taken only if all of
+//! them are usable. Only TLS 1.3, without resumption: a certificate is checked at each connection.
 
 mod files;
 mod names;
@@ -38,8 +38,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// The end of the certificate is logged when it is nearer than these days, ascending.
 const WARN_DAYS: [u64; 3] = [1, 7, 30];
-/// The protocol names (ALPN) of the ports: a client that connects to the peers' port, or a node that connects to the
-/// clients', fails in the handshake.
+/// The protocol names (ALPN) of the ports: a client that connects to the peers' port, or a node that connects
+/// to the clients', fails in the handshake.
 const GRPC_PROTOCOL: &[u8] = b"h2";
 const HTTP_PROTOCOL: &[u8] = b"http/1.1";
 const PEER_PROTOCOL: &[u8] = b"lockkeeper-peer";
@@ -146,7 +146,8 @@ impl NodeTls {
         connect(self.current().forwards.clone(), socket).await
     }
 
-    /// Checks that the certificate at the other end is a node's of this cluster, and `node`'s unless that is 0.
+    /// Checks that the certificate at the other end is a node's of this cluster, and `node`'s unless that
+    /// is 0.
     ///
     /// # Errors
     /// What is wrong, in words.
@@ -176,7 +177,8 @@ impl NodeTls {
 }
 
 impl Reload for NodeTls {
-    /// New connections use the new files. Also an error: the new certificate has other names than the old one.
+    /// New connections use the new files. Also an error: the new certificate has other names than the old
+    /// one.
     fn reload(&self) -> Result<bool, FileError> {
         let material = Material::read(&self.files)?;
         let current = self.current();
@@ -199,7 +201,8 @@ impl Reload for NodeTls {
         format!("TLS: {}", self.files)
     }
 
-    /// Warns of the end of the certificate and of the authorities, once for each of [`WARN_DAYS`] and after it.
+    /// Warns of the end of the certificate and of the authorities, once for each of [`WARN_DAYS`] and after
+    /// it.
     fn looked(&self) {
         let (certificate, authority) = {
             let current = self.current();
@@ -242,8 +245,8 @@ fn warn_of_end(file: &Path, what: &str, expires: SystemTime, warned: &mut Option
     }
 }
 
-/// The opening side of a handshake. Nodes are identified by the names in their certificates, so the server name has no
-/// meaning.
+/// The opening side of a handshake. Nodes are identified by the names in their certificates, so the server
+/// name has no meaning.
 async fn connect(config: Arc<ClientConfig>, socket: TcpStream) -> io::Result<client::TlsStream<TcpStream>> {
     let name = ServerName::try_from("lockkeeper.invalid").map_err(io::Error::other)?;
     TlsConnector::from(config).connect(name, socket).await
@@ -314,8 +317,8 @@ impl Loaded {
     }
 }
 
-/// Verifies the chain of another node's certificate. The names in it are checked after the handshake, so that a
-/// refusal can be sent in words.
+/// Verifies the chain of another node's certificate. The names in it are checked after the handshake, so that
+/// a refusal can be sent in words.
 #[derive(Debug)]
 struct NodeVerifier {
     roots: Arc<RootCertStore>,

@@ -1,5 +1,5 @@
-//! The bytes of a connection between nodes, by TLS or plain: async for the handshakes, then synchronous on the thread
-//! that keeps the connection.
+//! The bytes of a connection between nodes, by TLS or plain: async for the handshakes, then synchronous on
+//! the thread that keeps the connection.
 
 use std::io::{self, Read, Write};
 use std::net;
@@ -67,8 +67,8 @@ impl<S> Transport<S> {
         self.tls.as_ref().is_some_and(|tls| tls.wants_write())
     }
 
-    /// Whether a read that returned fewer bytes than there was room for has emptied the socket. With TLS it may have
-    /// returned the rest of a record.
+    /// Whether a read that returned fewer bytes than there was room for has emptied the socket. With TLS it
+    /// may have returned the rest of a record.
     pub(crate) fn short_read_empties(&self) -> bool {
         self.tls.is_none()
     }

@@ -45,8 +45,8 @@ impl Server {
         }
     }
 
-    /// Starts a node that knows these callers by tokens, and has these permissions, in files of this directory. Returns the
-    /// tokens.
+    /// Starts a node that knows these callers by tokens, and has these permissions, in files of this
+    /// directory. Returns the tokens.
     pub(crate) fn start_for<const N: usize>(
         data: &Path,
         files: &Path,
@@ -90,7 +90,8 @@ impl Server {
     }
 }
 
-/// Starts the nodes of a cluster, which listen for each other on these ports, and know each other by these addresses.
+/// Starts the nodes of a cluster, which listen for each other on these ports, and know each other by these
+/// addresses.
 pub(crate) async fn start_cluster(
     ports: [(u64, Port); 3],
     addresses: &BTreeMap<u64, String>,

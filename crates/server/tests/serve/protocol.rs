@@ -132,7 +132,8 @@ async fn a_command_over_a_limit_is_refused_and_the_rest_of_its_frame_is_carried_
         assert_eq!((item.session, item.seq), (session, seq));
         assert!(matches!(item.what, Some(What::Granted(_))), "{item:?}");
     }
-    // A repeat is refused again, though no answer was kept: a refused command never takes effect later (R6, F4).
+    // A repeat is refused again, though no answer was kept: a refused command never takes effect later (R6,
+    // F4).
     client.send_all(vec![acquire_by(one, bad[0].0.clone())]);
     assert!(matches!(client.what().await, What::Refused(_)));
     client.finish(one, 6, 1);

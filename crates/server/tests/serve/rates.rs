@@ -90,7 +90,8 @@ async fn acquires_and_new_sessions_above_the_rate_are_refused() {
     server.stop().await.unwrap();
 }
 
-/// Its session lives on: a stream can be opened, and a session attached, kept alive and found again, and a hold released.
+/// Its session lives on: a stream can be opened, and a session attached, kept alive and found again, and a
+/// hold released.
 #[tokio::test]
 async fn session_is_kept_and_its_holds_released_whatever_the_rate_is() {
     let (server, token, _kept) = limited();

@@ -1,5 +1,5 @@
-//! A client with very many requests: as long as it stays within the limits of a session, all its requests are answered,
-//! and it is never disconnected because there are so many.
+//! A client with very many requests: as long as it stays within the limits of a session, all its requests are
+//! answered, and it is never disconnected because there are so many.
 
 use lockkeeper_wire::v1::{self, client_item, server_item::What};
 use tonic::transport::Channel;
@@ -10,8 +10,8 @@ use crate::harness::{Client, DEADLINE, SECRET, Server, acquire, directory};
 const CROWD: u64 = 100_000;
 /// The number of waiters whose wait ends while their client is disconnected.
 const WAITS: u64 = 20_000;
-/// After an attach, the server sends at most this many unconfirmed ends of requests at once, and the next ones when the
-/// client has confirmed the last of these.
+/// After an attach, the server sends at most this many unconfirmed ends of requests at once, and the next
+/// ones when the client has confirmed the last of these.
 const PART: usize = 1024;
 /// The number of items in a frame of these tests.
 const FRAME: usize = 10_000;
@@ -81,8 +81,8 @@ async fn all_waiters_of_a_large_session_can_be_retried_after_an_attach() {
     server.stop().await.unwrap();
 }
 
-/// An end that the client did not request is kept until the client confirms it. When the client attaches again, the
-/// server sends all ends that are still unconfirmed.
+/// An end that the client did not request is kept until the client confirms it. When the client attaches
+/// again, the server sends all ends that are still unconfirmed.
 #[tokio::test]
 async fn ends_during_a_disconnect_are_sent_in_parts_after_the_attach() {
     let data = directory();
@@ -92,8 +92,8 @@ async fn ends_during_a_disconnect_are_sent_in_parts_after_the_attach() {
     holder.hold(other, 1, "a").await;
     let mut client = Client::connect(&server).await;
     let session = client.open(SECRET, "crowd").await;
-    // Each wait ends after 5 s, which is long enough for all requests to queue first. If waits ended earlier, their
-    // unconfirmed ends would reach the limit of kept answers, and later requests would be refused (M1).
+    // Each wait ends after 5 s, which is long enough for all requests to queue first. If waits ended earlier,
+    // their unconfirmed ends would reach the limit of kept answers, and later requests would be refused (M1).
     send_waits(&client, session, WAITS, Some(5_000));
     read_queued(&mut client, WAITS).await;
     drop(client);

@@ -1,5 +1,5 @@
-//! Calls over HTTP and through followers, traces, and a node under all the load that the machine can make: attacks and crowds.
-//! A plain `cargo test` leaves it out: `cargo xtask test -p lockkeeper-server`.
+//! Calls over HTTP and through followers, traces, and a node under all the load that the machine can make:
+//! attacks and crowds. A plain `cargo test` leaves it out: `cargo xtask test -p lockkeeper-server`.
 
 mod attacks;
 mod certified;

@@ -227,7 +227,8 @@ async fn session_lives_as_long_as_it_is_called_and_a_ttl_longer() {
     server.stop().await.unwrap();
 }
 
-/// The stream that the session's calls have shared is still open, and the session is no longer attached to it.
+/// The stream that the session's calls have shared is still open, and the session is no longer attached to
+/// it.
 #[tokio::test]
 async fn calls_go_on_after_another_stream_has_had_the_session() {
     let data = directory();
@@ -250,7 +251,8 @@ async fn calls_go_on_after_another_stream_has_had_the_session() {
     server.stop().await.unwrap();
 }
 
-/// The calls share a stream all the time, so an end that happens meanwhile is sent once, and this node has to remember it.
+/// The calls share a stream all the time, so an end that happens meanwhile is sent once, and this node has to
+/// remember it.
 #[tokio::test]
 async fn request_that_has_ended_is_named_until_a_finish_confirms_it() {
     let data = directory();

@@ -1,5 +1,5 @@
-//! The callers. Each acquires a lock, works while it holds the lock, and releases or drops its guard. When the hold
-//! is lost, a careful caller stops its work, and a careless one continues.
+//! The callers. Each acquires a lock, works while it holds the lock, and releases or drops its guard. When
+//! the hold is lost, a careful caller stops its work, and a careless one continues.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,8 +81,8 @@ impl SimClient {
         self.acquire(core, request);
     }
 
-    /// Starts a job that acquires one name with its subtree exclusively, and waits without limit. At the end of a
-    /// run, a new client does this for every name, which shows that all locks are free.
+    /// Starts a job that acquires one name with its subtree exclusively, and waits without limit. At the end
+    /// of a run, a new client does this for every name, which shows that all locks are free.
     pub(crate) fn begin_probe(&mut self, core: &mut Core, name: LockName) {
         let request = AcquireRequest {
             names: vec![name],
@@ -166,8 +166,8 @@ impl SimClient {
             (Mode::Shared, _) => Ok(Section::shared(token)),
             (Mode::Exclusive, _) => Ok(Section::exclusive(token)),
             (Mode::Permit { .. }, Some(permit)) => {
-                // Slots are per name, and the first permit of a grant belongs to the first name in byte order. So the
-                // section uses that name's resource.
+                // Slots are per name, and the first permit of a grant belongs to the first name in byte
+                // order. So the section uses that name's resource.
                 let first = job.request.names.iter().min().map(ToString::to_string).unwrap_or_default();
                 job.section = Section::permit(permit.slot, token).ok().map(|section| (first, section));
                 let pause = core.dice.spread(MS, job.step_max);

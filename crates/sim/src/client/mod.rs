@@ -1,5 +1,5 @@
-//! A client: the production state machine for each session, the production carrier for its one connection, and callers
-//! that acquire locks. Only the tasks, timers and sockets around them are simulated.
+//! A client: the production state machine for each session, the production carrier for its one connection,
+//! and callers that acquire locks. Only the tasks, timers and sockets around them are simulated.
 
 mod job;
 
@@ -126,7 +126,8 @@ impl SimClient {
         core.now < self.paused_until
     }
 
-    /// Replaces the client's list of nodes, as its user would: all nodes on the old list may have been removed.
+    /// Replaces the client's list of nodes, as its user would: all nodes on the old list may have been
+    /// removed.
     pub(crate) fn is_told_nodes(&mut self, core: &mut Core) {
         let addresses: Vec<String> = core.present.iter().copied().map(client_address).collect();
         self.addresses = Addresses::named(addresses.iter().map(String::as_str), core.dice.u64());
@@ -295,8 +296,8 @@ impl SimClient {
         }
     }
 
-    /// Fires timers, before or after the input that has arrived is read, at random: production has no fixed order
-    /// either.
+    /// Fires timers, before or after the input that has arrived is read, at random: production has no fixed
+    /// order either.
     pub(crate) fn wakes(&mut self, core: &mut Core) {
         // The event of a timer that was rescheduled is stale.
         if self.is_paused(core) || self.wake_at.is_some_and(|planned| planned > core.now) {

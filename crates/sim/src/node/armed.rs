@@ -10,15 +10,17 @@ use crate::core::{Core, Happening};
 /// A fault that waits until a certain moment of its node's execution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Arm {
-    /// Power fails while the node writes its vote for another node. That other node can't reach it for a while.
+    /// Power fails while the node writes its vote for another node. That other node can't reach it for a
+    /// while.
     LostVote,
-    /// The process, or only its event loop, is stopped right after it has sent the entries that serve as the quorum
-    /// read for a keep-alive. When it continues, it receives the answers, and for a while nothing that was sent later.
+    /// The process, or only its event loop, is stopped right after it has sent the entries that serve as the
+    /// quorum read for a keep-alive. When it continues, it receives the answers, and for a while nothing that
+    /// was sent later.
     RoundInFlight,
     /// The first transmission of each new entry is lost, for as long as this fault is armed.
     EntriesLost,
-    /// Right after the node has proposed the expiry of a session, the connections on which it sends the proposal break,
-    /// and keep-alives of the raw protocol client arrive.
+    /// Right after the node has proposed the expiry of a session, the connections on which it sends the
+    /// proposal break, and keep-alives of the raw protocol client arrive.
     SlowEnd,
 }
 

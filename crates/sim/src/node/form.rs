@@ -1,5 +1,5 @@
-//! Bootstrap and joining: how a node without data becomes a member. The production [`Bootstrap`] state machine
-//! decides; each decision is durable before any message that depends on it is sent.
+//! Bootstrap and joining: how a node without data becomes a member. The production [`Bootstrap`] state
+//! machine decides; each decision is durable before any message that depends on it is sent.
 
 use lockkeeper_replica::bootstrap::{Bootstrap, BootstrapStep};
 use lockkeeper_replica::disk::memory::Operation;
@@ -38,9 +38,9 @@ impl SimNode {
         self.forming.as_ref().and_then(|forming| forming.founder.own().member.clone())
     }
 
-    /// The node's candidate record. Bootstrap nodes list each other. A joining node lists no others. Nor does a
-    /// node that was bootstrapped alone and has lost its data: it must join its cluster again instead of creating
-    /// another.
+    /// The node's candidate record. Bootstrap nodes list each other. A joining node lists no others. Nor does
+    /// a node that was bootstrapped alone and has lost its data: it must join its cluster again instead of
+    /// creating another.
     pub(super) fn stands(&self, core: &Core, incarnation: Vec<u8>) -> Candidate {
         let listed = |node: Id| Listed { node, peer_address: peer_address(node), incarnation: Vec::new() };
         let founders = if self.is_founder && core.scenario.nodes > 1 { core.scenario.nodes } else { 0 };
@@ -61,7 +61,8 @@ impl SimNode {
         }
     }
 
-    /// Stores the node's candidate record and begins to look for its cluster. `is_new`: the record is not on disk yet.
+    /// Stores the node's candidate record and begins to look for its cluster. `is_new`: the record is not on
+    /// disk yet.
     pub(super) fn forms(&mut self, core: &mut Core, own: Candidate, is_new: bool) {
         self.may_fail(core);
         if is_new && let Err(error) = storage::stand(&self.disk, &own) {

@@ -17,8 +17,8 @@ pub(super) struct Directory {
     founding: Founding,
     /// The membership as applied by this node.
     pub(super) members: Members,
-    /// A membership that a peer reports as newer. Its nodes are dialled too: they may be waiting for this node's
-    /// vote.
+    /// A membership that a peer reports as newer. Its nodes are dialled too: they may be waiting for this
+    /// node's vote.
     news: Members,
     /// Nodes that are connected, or being dialled.
     dialled: BTreeSet<Id>,
@@ -46,8 +46,8 @@ impl Directory {
 }
 
 impl SimNode {
-    /// Whether this node runs as a member of a cluster: its process runs, and has started from the data on its
-    /// disk.
+    /// Whether this node runs as a member of a cluster: its process runs, and has started from the data on
+    /// its disk.
     pub(crate) fn is_member(&self) -> bool {
         self.process.is_some()
     }
@@ -57,7 +57,8 @@ impl SimNode {
         self.process.as_ref().is_some_and(|process| process.directory.members.removed.contains_key(&other))
     }
 
-    /// Whether these nodes are enough to tell the node that it was removed; true for a node that has not joined yet.
+    /// Whether these nodes are enough to tell the node that it was removed; true for a node that has not
+    /// joined yet.
     pub(crate) fn believes(&self, nodes: &[Id]) -> bool {
         self.process.as_ref().is_none_or(|process| {
             let members = &process.directory.members;
@@ -86,7 +87,8 @@ impl SimNode {
         if self.is_member() { Lane::Messages } else { Lane::Greeting }
     }
 
-    /// The hello that the node sends, as a handshake request or as the reply to one; `None` if it does not run.
+    /// The hello that the node sends, as a handshake request or as the reply to one; `None` if it does not
+    /// run.
     pub(crate) fn hello(&self, to: Id, lane: Lane) -> Option<Hello> {
         match (&self.process, &self.forming) {
             (Some(process), _) => {

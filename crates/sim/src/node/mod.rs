@@ -1,9 +1,9 @@
-//! A node: the production replica and the production log on an in-memory disk, driven as the server process drives
-//! them.
+//! A node: the production replica and the production log on an in-memory disk, driven as the server process
+//! drives them.
 //!
-//! Packets that have arrived in a socket are kept apart from those that were read, because the drain barrier (P9)
-//! depends on the difference. During a write, or while the process is stopped, the event loop does not run, and
-//! unread input accumulates.
+//! Packets that have arrived in a socket are kept apart from those that were read, because the drain barrier
+//! (P9) depends on the difference. During a write, or while the process is stopped, the event loop does not
+//! run, and unread input accumulates.
 //!
 //! `start.rs`: start and crash. `form.rs`: bootstrap and joining. `handshake.rs`: handshake and admission.
 //! `armed.rs`: faults at certain moments. `sockets.rs`: input. `turn.rs`: the event loop.
@@ -54,12 +54,13 @@ pub(crate) struct SimNode {
     is_founder: bool,
     /// The newest version of the table's rules that the node's binary supports.
     pub(crate) rules: u32,
-    /// The node's disk was lost and replaced by an empty one: the node is no longer the member that has its id.
+    /// The node's disk was lost and replaced by an empty one: the node is no longer the member that has its
+    /// id.
     pub(crate) is_wiped: bool,
     /// The node is never started again.
     pub(crate) is_gone: bool,
-    /// The last bootstrap record of the node. It is kept when the disk is wiped, for the mutant that restarts a wiped
-    /// node under its old identity.
+    /// The last bootstrap record of the node. It is kept when the disk is wiped, for the mutant that restarts
+    /// a wiped node under its old identity.
     record: Option<Founding>,
 }
 
@@ -87,7 +88,8 @@ struct NodeProcess {
     loop_until: Nanos,
     /// No client socket is read until this time.
     unread_until: Nanos,
-    /// The clock's reading before the process was stopped, for the mutant that uses it in the first turn afterwards.
+    /// The clock's reading before the process was stopped, for the mutant that uses it in the first turn
+    /// afterwards.
     read_before: Option<Duration>,
     /// The fault that waits for its moment.
     arm: Option<Arm>,
@@ -99,8 +101,8 @@ struct NodeProcess {
     /// The index of the last entry that `Arm::EntriesLost` has lost.
     lost_entry: u64,
     turn_at: Option<Nanos>,
-    /// The table's counter of visited entries at the start of this turn, plus the visits since then that do not count
-    /// as its work.
+    /// The table's counter of visited entries at the start of this turn, plus the visits since then that do
+    /// not count as its work.
     visits_before: u64,
 }
 
@@ -159,7 +161,8 @@ impl SimNode {
         }
     }
 
-    /// Whether the node has ever had the bootstrap record. Only then can its data replace those of a lost disk.
+    /// Whether the node has ever had the bootstrap record. Only then can its data replace those of a lost
+    /// disk.
     pub(crate) fn has_record(&self) -> bool {
         self.record.is_some()
     }

@@ -108,8 +108,8 @@ impl SimNode {
         }
     }
 
-    /// To be called when a connection with a peer is open. `rules_max` is the newest rules version that the peer
-    /// supports.
+    /// To be called when a connection with a peer is open. `rules_max` is the newest rules version that the
+    /// peer supports.
     pub(crate) fn peer_up(&mut self, core: &mut Core, peer: Id, rules_max: u32) {
         if let Some(process) = &mut self.process {
             let client_address = client_address(peer);

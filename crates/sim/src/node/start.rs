@@ -16,7 +16,8 @@ use crate::mutants::MutantLocation;
 
 /// Segments are small, so that a run of some minutes fills several of them.
 pub(super) const OPTIONS: LogOptions = LogOptions { segment_bytes: 16 << 10 };
-/// The first token of the cluster is above this one, as if an earlier table had issued all tokens up to it (T1).
+/// The first token of the cluster is above this one, as if an earlier table had issued all tokens up to it
+/// (T1).
 pub(crate) const TOKENS_ABOVE: u64 = 1_000;
 
 /// The address at which a node serves clients.
@@ -63,8 +64,8 @@ impl SimNode {
         match storage::open(&self.disk, OPTIONS) {
             Ok(Opened::Existing(existing)) => self.goes_on(core, existing),
             Ok(Opened::Empty) => self.begins(core),
-            // The candidate record contains a promise: other nodes may have created the cluster with it, so the
-            // record must not change.
+            // The candidate record contains a promise: other nodes may have created the cluster with it, so
+            // the record must not change.
             Ok(Opened::Candidate(kept)) if kept.nodes.iter().any(|it| !it.incarnation.is_empty()) => {
                 self.forms(core, kept, false);
             }
@@ -80,8 +81,8 @@ impl SimNode {
         }
     }
 
-    /// Starts the node on an empty disk, with a new incarnation; under the mutant `WipedNodeVotes`, with its old
-    /// record.
+    /// Starts the node on an empty disk, with a new incarnation; under the mutant `WipedNodeVotes`, with its
+    /// old record.
     fn begins(&mut self, core: &mut Core) {
         let incarnation = core.dice.secret().to_vec();
         let is_alone = self.is_founder && core.scenario.nodes == 1 && !self.is_wiped;
@@ -114,7 +115,8 @@ impl SimNode {
     /// Starts a member from its data.
     pub(super) fn goes_on(&mut self, core: &mut Core, existing: Existing<MemoryDisk>) {
         let Existing { founding, hard_state, entries, log, mut leftovers, snapshot, snapshots } = existing;
-        // From here on the mutant's disk skips syncs: it may lose entries of the log, but not the bootstrap record.
+        // From here on the mutant's disk skips syncs: it may lose entries of the log, but not the bootstrap
+        // record.
         self.disk.lie(core.is(MutantLocation::SyncSkipped));
         let at = snapshot.as_ref().map_or((0, 0), |it| (it.head().index, it.head().term));
         let members = snapshot.as_ref().and_then(|it| it.head().members.clone());
@@ -179,8 +181,8 @@ impl SimNode {
         self.turn_soon(core, core.now);
     }
 
-    /// Ends the process, and restarts it after a pause. With `power` (a power cut), unsynced data may be lost or
-    /// torn.
+    /// Ends the process, and restarts it after a pause. With `power` (a power cut), unsynced data may be lost
+    /// or torn.
     pub(crate) fn crash(&mut self, core: &mut Core, power: bool) {
         let pause =
             if core.is_stormy { core.dice.spread(5 * MS, 2 * core.scenario.ttl_max) } else { 20 * MS };

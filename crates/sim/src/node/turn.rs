@@ -1,5 +1,5 @@
-//! A node's event loop: it handles the input, writes the record that must be durable, and then sends the output
-//! that depends on the write.
+//! A node's event loop: it handles the input, writes the record that must be durable, and then sends the
+//! output that depends on the write.
 
 use std::fmt::Write as _;
 
@@ -97,8 +97,8 @@ impl SimNode {
         }
     }
 
-    /// Replaces the log by a received snapshot. The snapshot file is published before the log is reset: otherwise a
-    /// crash in between would leave a log that begins after an index which no snapshot covers.
+    /// Replaces the log by a received snapshot. The snapshot file is published before the log is reset:
+    /// otherwise a crash in between would leave a log that begins after an index which no snapshot covers.
     fn install(&mut self, core: &mut Core, index: u64) -> std::io::Result<()> {
         let Some(process) = &mut self.process else { return Ok(()) };
         let Some((bulk, sealed)) = process.incoming.remove(&index) else {
@@ -302,8 +302,8 @@ impl SimNode {
         }
     }
 
-    /// Schedules the next turn: when a timer is due, or soon if input is pending. Input that arrives later makes it
-    /// earlier.
+    /// Schedules the next turn: when a timer is due, or soon if input is pending. Input that arrives later
+    /// makes it earlier.
     fn sleep(&mut self, core: &mut Core) {
         let Some(process) = &self.process else { return };
         let wake = self.clock.when(process.replica.next_wake().as_nanos() as Nanos);

@@ -1,6 +1,6 @@
-//! The agreed log, whose entry at each index is fixed by the first node that applies it, and each node's copy of
-//! the log. Checks that nodes apply the same entries, that no entry is lost from a disk, and that no term has two
-//! leaders (P1, P10).
+//! The agreed log, whose entry at each index is fixed by the first node that applies it, and each node's copy
+//! of the log. Checks that nodes apply the same entries, that no entry is lost from a disk, and that no term
+//! has two leaders (P1, P10).
 
 use std::collections::BTreeMap;
 
@@ -24,13 +24,14 @@ pub(crate) struct AgreedLog {
     entries: BTreeMap<(u64, u64), LoggedEntry>,
     /// The term of the entry at each index, as first applied.
     agreed: BTreeMap<u64, u64>,
-    /// For each term, the node that wrote the first entry of that term, and when. It had been elected by then.
+    /// For each term, the node that wrote the first entry of that term, and when. It had been elected by
+    /// then.
     elected: BTreeMap<u64, (Id, Nanos)>,
 }
 
 impl AgreedLog {
-    /// To be called when a node writes an entry. Returns the entry's commands if no node has written it before:
-    /// then the node proposes it.
+    /// To be called when a node writes an entry. Returns the entry's commands if no node has written it
+    /// before: then the node proposes it.
     fn written(&mut self, now: Nanos, node: Id, it: &store::Entry) -> Result<Option<&[Command]>, Wrong> {
         let at = (it.index, it.term);
         if let Some(known) = self.entries.get(&at) {
@@ -81,8 +82,8 @@ fn commands(it: &store::Entry) -> Result<Vec<Command>, Wrong> {
 /// One node's copy of the log.
 #[derive(Default)]
 pub(crate) struct Copy {
-    /// The term of the entry at each index, as written (`written`) and as synced (`durable`). A snapshot contains
-    /// the entries up to `base`.
+    /// The term of the entry at each index, as written (`written`) and as synced (`durable`). A snapshot
+    /// contains the entries up to `base`.
     written: BTreeMap<u64, u64>,
     durable: BTreeMap<u64, u64>,
     base: u64,
@@ -113,8 +114,8 @@ impl Copy {
         index <= self.base || self.durable.get(&index) == Some(&term)
     }
 
-    /// To be called when a node begins to write a record. Returns the commands of the entries that no node has
-    /// written before: these are proposals.
+    /// To be called when a node begins to write a record. Returns the commands of the entries that no node
+    /// has written before: these are proposals.
     pub(crate) fn wrote(
         &mut self,
         log: &mut AgreedLog,
@@ -147,8 +148,8 @@ impl Copy {
         Ok(fresh)
     }
 
-    /// To be called when the node begins to replace its log by a received snapshot. The installation is complete when
-    /// the next record is synced.
+    /// To be called when the node begins to replace its log by a received snapshot. The installation is
+    /// complete when the next record is synced.
     pub(crate) fn installs(&mut self, at: u64) {
         self.installing = Some(at);
     }
@@ -169,8 +170,8 @@ impl Copy {
         }
     }
 
-    /// P10: after a start, the snapshot, or the log after it, contains all synced entries unchanged, and term and vote
-    /// are not older than the synced ones. Entries that were never written are an error, too.
+    /// P10: after a start, the snapshot, or the log after it, contains all synced entries unchanged, and term
+    /// and vote are not older than the synced ones. Entries that were never written are an error, too.
     pub(crate) fn recovered(
         &mut self,
         log: &AgreedLog,
@@ -181,8 +182,8 @@ impl Copy {
     ) -> CheckResult {
         let terms: BTreeMap<u64, u64> = found.iter().map(|entry| (entry.index, entry.term)).collect();
         for (index, term) in self.durable.range(at + 1..) {
-            // Synced entries may be missing after a crash during an installation that the start has found complete, or
-            // if the pending write has replaced them.
+            // Synced entries may be missing after a crash during an installation that the start has found
+            // complete, or if the pending write has replaced them.
             if self.installing != Some(at) && terms.get(index) != Some(term) && !self.replaces(&terms, *index)
             {
                 let what = match terms.get(index) {
@@ -229,7 +230,8 @@ impl Copy {
 
     /// Whether the synced entry at `index` was replaced by a write that was in progress at the crash.
     fn replaces(&self, found: &BTreeMap<u64, u64>, index: u64) -> bool {
-        // If so, the pending record reached the disk after all, and replaced everything from its first entry on.
+        // If so, the pending record reached the disk after all, and replaced everything from its first entry
+        // on.
         let first = found.iter().find(|(index, term)| self.durable.get(index).is_some_and(|it| it != *term));
         first.is_some_and(|(&first, _)| {
             index >= first && found.range(first..).all(|(index, term)| self.written.get(index) == Some(term))

@@ -1,5 +1,5 @@
-//! Membership: all nodes belong to one cluster, nodes that have applied the same change have the same members, and
-//! no majority lacks an acknowledged entry (P1, P10).
+//! Membership: all nodes belong to one cluster, nodes that have applied the same change have the same
+//! members, and no majority lacks an acknowledged entry (P1, P10).
 
 use std::collections::BTreeMap;
 
@@ -47,8 +47,8 @@ impl Taking {
         Err(("P1", format!("node {node} is founded by {founding:?}, and there is a cluster of {first:?}")))
     }
 
-    /// To be called when a node has applied `members`. `newest` is the membership after the highest entry that any
-    /// node has applied.
+    /// To be called when a node has applied `members`. `newest` is the membership after the highest entry
+    /// that any node has applied.
     pub(super) fn applied(&mut self, members: &Members, newest: &Members) -> CheckResult {
         self.configuration.clone_from(&newest.configuration);
         let nodes = members.nodes.values().map(|it| (it.node, it.incarnation.clone())).collect();

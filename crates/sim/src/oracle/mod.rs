@@ -1,11 +1,11 @@
-//! The oracle: checks every promise from outside, against the log as written and applied, the replies to clients,
-//! and true time. It reads the state of nodes and clients, and changes none of it.
+//! The oracle: checks every promise from outside, against the log as written and applied, the replies to
+//! clients, and true time. It reads the state of nodes and clients, and changes none of it.
 //!
 //! `log.rs`: the agreed log, and each node's copy of it (P1, P10). `table.rs`: the table that the agreed log
 //! produces, command by command (P1, P2, P4, P7, P8). `members.rs`: membership (P1, P10). `silence.rs`: which
-//! sessions a node may expire (P9). `order.rs`: the order of acquires (P8). `rounds.rs` and `reads.rs`: whether a
-//! node still led when it answered, and whether the answer is right (P2, P6). `reply_checker.rs`: replies to
-//! clients (P2, P7, P10). The guards are checked in `world/mod.rs` (P4, P5).
+//! sessions a node may expire (P9). `order.rs`: the order of acquires (P8). `rounds.rs` and `reads.rs`:
+//! whether a node still led when it answered, and whether the answer is right (P2, P6). `reply_checker.rs`:
+//! replies to clients (P2, P7, P10). The guards are checked in `world/mod.rs` (P4, P5).
 
 mod log;
 mod members;
@@ -40,8 +40,8 @@ use table::History;
 /// A node's table is compared with the oracle's again after this many entries.
 const COMPARED_EVERY: u64 = 16;
 
-/// The largest number of table entries that a node may visit for the outputs of one turn. The largest output is a piece
-/// of a snapshot; each of its items takes one visit, and one for each segment of the item's name.
+/// The largest number of table entries that a node may visit for the outputs of one turn. The largest output
+/// is a piece of a snapshot; each of its items takes one visit, and one for each segment of the item's name.
 const READS_MAX: u64 = (ITEMS_PER_PIECE * (1 + limits::NAME_SEGMENTS_MAX)) as u64;
 
 /// A broken promise.
@@ -64,8 +64,8 @@ pub(crate) struct Oracle {
     log: AgreedLog,
     nodes: Vec<ObservedNode>,
     members: Taking,
-    /// Sessions whose stream was closed by the network, where the node detected the close before the client did. They
-    /// are the one exception to P5, until a node acknowledges their next attach.
+    /// Sessions whose stream was closed by the network, where the node detected the close before the client
+    /// did. They are the one exception to P5, until a node acknowledges their next attach.
     excused: BTreeSet<u64>,
     rounds: QuorumReadChecker,
     reads: Reads,
@@ -185,8 +185,8 @@ impl Oracle {
         self.nodes.push(ObservedNode::default());
     }
 
-    /// To be called when a node starts as a member, with its bootstrap record and the newest rules version of its
-    /// binary.
+    /// To be called when a node starts as a member, with its bootstrap record and the newest rules version of
+    /// its binary.
     pub(crate) fn founded(&mut self, now: Nanos, node: Id, rules: u32, founding: &store::Founding) {
         self.nodes[place(node)].rules = rules;
         if self.members.is_first() {
@@ -196,15 +196,16 @@ impl Oracle {
         self.judge(now, verdict);
     }
 
-    /// To be called when a node has applied `members`. `newest` is the membership after the highest entry that any
-    /// node has applied.
+    /// To be called when a node has applied `members`. `newest` is the membership after the highest entry
+    /// that any node has applied.
     pub(crate) fn members_are(&mut self, now: Nanos, members: &Members, newest: &Members) {
         let verdict = self.members.applied(members, newest);
         self.seen.changes = self.members.changes();
         self.judge(now, verdict);
     }
 
-    /// To be called when a node's disk is lost. `is_wiped`: the node no longer counts as a voter that has data.
+    /// To be called when a node's disk is lost. `is_wiped`: the node no longer counts as a voter that has
+    /// data.
     pub(crate) fn wiped(&mut self, node: Id, is_wiped: bool) {
         self.seen.wiped += 1;
         let of = &mut self.nodes[place(node)];
@@ -248,8 +249,8 @@ impl Oracle {
         self.nodes[place(node)].silence.arrived(now, stream, packet);
     }
 
-    /// To be called when a node reads the end of a stream that the client has neither closed nor found closed, or the
-    /// end of a replayed stream.
+    /// To be called when a node reads the end of a stream that the client has neither closed nor found
+    /// closed, or the end of a replayed stream.
     pub(crate) fn closed_between(&mut self, node: Id, stream: StreamId) {
         self.excused.extend(self.nodes[place(node)].silence.carried_by(stream));
     }
@@ -301,8 +302,8 @@ impl Oracle {
         Ok(())
     }
 
-    /// To be called when a node begins to install a received snapshot. Returns the term of the snapshot's last
-    /// entry.
+    /// To be called when a node begins to install a received snapshot. Returns the term of the snapshot's
+    /// last entry.
     pub(crate) fn installing(&mut self, node: Id, at: u64) -> u64 {
         self.nodes[place(node)].copy.installs(at);
         self.log.agreed(at).unwrap_or_default()
@@ -313,8 +314,8 @@ impl Oracle {
         self.nodes[place(node)].copy.synced(record);
     }
 
-    /// Checks how many table entries a node has visited in this turn so far: for its work (`visits`), and in addition
-    /// for its outputs (`reads`) (M2).
+    /// Checks how many table entries a node has visited in this turn so far: for its work (`visits`), and in
+    /// addition for its outputs (`reads`) (M2).
     pub(crate) fn worked(&mut self, now: Nanos, node: Id, visits: u64, reads: u64) {
         self.seen.most_visits = self.seen.most_visits.max(visits);
         self.seen.most_reads = self.seen.most_reads.max(reads);
@@ -365,8 +366,8 @@ impl Oracle {
     pub(crate) fn answered(&mut self, now: Nanos, node: Id, ask: AskId, answer: &Answer) {
         let term = self.nodes[place(node)].silence.leads();
         let verdict = match answer {
-            // Only these reads are checked. Answers to commands of the log need no leader: any node that applies the
-            // command may send them.
+            // Only these reads are checked. Answers to commands of the log need no leader: any node that
+            // applies the command may send them.
             Answer::Described(_) | Answer::Listed(_) | Answer::Sessions(_) | Answer::Checked(_) => {
                 self.rounds.read(node, term, ask, &self.log)
             }
@@ -381,8 +382,8 @@ impl Oracle {
         self.log.elections()
     }
 
-    /// Checks a replica after each change. An entry is applied to the oracle's table once the first node has begun
-    /// to apply it.
+    /// Checks a replica after each change. An entry is applied to the oracle's table once the first node has
+    /// begun to apply it.
     fn observe(&mut self, node: Id, replica: &Replica) -> CheckResult {
         let of = &mut self.nodes[place(node)];
         let (index, begun) = (replica.applied_index(), replica.begun_index());

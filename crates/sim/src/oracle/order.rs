@@ -1,5 +1,5 @@
-//! P8: acquires are logged in the order of their arrival, so that earlier ones get lower tickets. Each run of each
-//! node has its own [`ProposalOrder`].
+//! P8: acquires are logged in the order of their arrival, so that earlier ones get lower tickets. Each run of
+//! each node has its own [`ProposalOrder`].
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use super::reply_checker::CheckResult;
 
 #[derive(Default)]
 pub(crate) struct ProposalOrder {
-    /// For each acquire, when it was first and last passed to the replica in this run. Times are counts of such
-    /// events.
+    /// For each acquire, when it was first and last passed to the replica in this run. Times are counts of
+    /// such events.
     handed: BTreeMap<(SessionId, Seq), (u64, u64)>,
     handings: u64,
     /// Of the acquires proposed so far: the one whose first time is the latest, and that time.

@@ -1,5 +1,6 @@
-//! An answer about a token must have been true at some moment between request and answer. Tokens are granted in one
-//! order, and each ends once, so every answer can be compared with the history without regard to other answers.
+//! An answer about a token must have been true at some moment between request and answer. Tokens are granted
+//! in one order, and each ends once, so every answer can be compared with the history without regard to other
+//! answers.
 
 use std::collections::BTreeMap;
 

@@ -8,8 +8,8 @@ use super::table::History;
 
 pub(crate) type CheckResult = Result<(), (&'static str, String)>;
 
-/// R3: after the reply to an attach, the ends of at most `most` requests are sent at once; the others follow in
-/// later turns.
+/// R3: after the reply to an attach, the ends of at most `most` requests are sent at once; the others follow
+/// in later turns.
 pub(crate) fn ends_of_attach(items: &[v1::ServerItem], most: usize) -> CheckResult {
     for (index, item) in items.iter().enumerate() {
         let Some(What::Attached(_)) = item.what else { continue };

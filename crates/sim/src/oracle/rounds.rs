@@ -1,5 +1,5 @@
-//! P6: a node that acknowledges a keep-alive or attach, or answers a read, was still the leader when it received the
-//! request: no node had been elected in a later term by then.
+//! P6: a node that acknowledges a keep-alive or attach, or answers a read, was still the leader when it
+//! received the request: no node had been elected in a later term by then.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,7 @@
-//! P9: which sessions a node may expire. Records when keep-alives and attaches arrived at a node and when they were
-//! passed to its replica. Times are true time, and the oracle's own lease clock, which does not advance while the
-//! node is stalled. Each run of each node, from its start to its crash, has its own [`Silence`].
+//! P9: which sessions a node may expire. Records when keep-alives and attaches arrived at a node and when
+//! they were passed to its replica. Times are true time, and the oracle's own lease clock, which does not
+//! advance while the node is stalled. Each run of each node, from its start to its crash, has its own
+//! [`Silence`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,8 +16,8 @@ use super::table::{History, Timer};
 use crate::clock::Nanos;
 use crate::net::Up;
 
-/// A timer fires at most this long after its deadline on the lease clock. On a slow disk the bound is longer, since
-/// a single write may take three seconds.
+/// A timer fires at most this long after its deadline on the lease clock. On a slow disk the bound is longer,
+/// since a single write may take three seconds.
 const LATE: Duration = Duration::from_millis(1_200);
 const LATE_ON_A_SLOW_DISK: Duration = Duration::from_secs(7);
 
@@ -30,8 +31,8 @@ pub(crate) struct Silence {
     found: Option<SessionId>,
     /// The timers that have begun since the node leads, and when.
     began: BTreeMap<Timer, Duration>,
-    /// The sessions according to the packets that have arrived in the node's sockets (`arrived`), and according to the
-    /// requests that were passed to its replica (`handed`).
+    /// The sessions according to the packets that have arrived in the node's sockets (`arrived`), and
+    /// according to the requests that were passed to its replica (`handed`).
     arrived: BTreeMap<u64, Arrived>,
     handed: BTreeMap<u64, Handed>,
     /// When the last drain barrier was begun, in true time and on the lease clock.
@@ -48,8 +49,8 @@ pub(crate) struct Silence {
 struct Arrived {
     attach: u64,
     stream: StreamId,
-    /// Two streams have attached this session with the same attach number. Only the one that the node reads first
-    /// is valid, and the oracle can't determine here which that is.
+    /// Two streams have attached this session with the same attach number. Only the one that the node reads
+    /// first is valid, and the oracle can't determine here which that is.
     is_ambiguous: bool,
     sign: Option<Nanos>,
     is_closed: bool,
@@ -108,8 +109,8 @@ impl Silence {
         Ok(())
     }
 
-    /// To be called when the node no longer leads. Requests that were passed to its replica so far do not count for a
-    /// later leadership.
+    /// To be called when the node no longer leads. Requests that were passed to its replica so far do not
+    /// count for a later leadership.
     pub(crate) fn stepped_down(&mut self) {
         self.leads = None;
         self.handed.clear();
@@ -120,8 +121,8 @@ impl Silence {
         self.began.entry(timer).or_insert(self.reading);
     }
 
-    /// Checks that a leader ends a timer only after its full duration on the lease clock. A new leader restarts all
-    /// timers (P9, B1, D1, W1).
+    /// Checks that a leader ends a timer only after its full duration on the lease clock. A new leader
+    /// restarts all timers (P9, B1, D1, W1).
     pub(crate) fn may_end(&self, command: &Command, history: &History) -> CheckResult {
         let Some(timer) = Timer::of(command) else { return Ok(()) };
         let Some(needs) = history.lasts(timer) else { return Ok(()) };
@@ -162,7 +163,8 @@ impl Silence {
     /// To be called when the node has closed a stream: later input on the stream does not count.
     pub(crate) fn ended(&mut self, stream: StreamId) {
         self.ended.insert(stream);
-        // The attach number stays recorded, so the same number on another stream does not count as a new attach.
+        // The attach number stays recorded, so the same number on another stream does not count as a new
+        // attach.
         for it in self.arrived.values_mut().filter(|it| it.stream == stream) {
             it.sign = None;
         }
@@ -260,8 +262,8 @@ impl Silence {
         }
     }
 
-    /// Records an opened session, which is also attached to its stream. The request has no session id yet, so it is
-    /// recorded when the node replies.
+    /// Records an opened session, which is also attached to its stream. The request has no session id yet, so
+    /// it is recorded when the node replies.
     pub(crate) fn told(&mut self, stream: StreamId, item: &v1::ServerItem) {
         if let Some(server_item::What::Opened(opened)) = &item.what {
             self.claimed(item.session, opened.attach, stream, None);
@@ -274,9 +276,9 @@ impl Silence {
         self.arrived.iter().filter(|(_, it)| it.stream == stream).map(|(&session, _)| session).collect()
     }
 
-    /// P9: a session expires only after its ttl without a keep-alive, or after `linger` if its client has closed the
-    /// stream; only time in which the node ran counts. A keep-alive that had arrived before the last drain barrier
-    /// counts, whether it was read or not. A new leader gives the full ttl.
+    /// P9: a session expires only after its ttl without a keep-alive, or after `linger` if its client has
+    /// closed the stream; only time in which the node ran counts. A keep-alive that had arrived before the
+    /// last drain barrier counts, whether it was read or not. A new leader gives the full ttl.
     pub(crate) fn may_expire(&self, now: Nanos, session: SessionId, history: &History) -> CheckResult {
         let Some(info) = history.table().session(session) else { return Ok(()) };
         let ttl = Duration::from_millis(info.ttl_ms);

@@ -1,5 +1,5 @@
-//! The history of the table. Applies every command, in the agreed order, to a table of the oracle's own, and checks
-//! the invariants that the rules name.
+//! The history of the table. Applies every command, in the agreed order, to a table of the oracle's own, and
+//! checks the invariants that the rules name.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,8 +26,8 @@ pub(crate) struct RecordedHold {
     pub(crate) index: u64,
     /// The command that ended the hold; `None` while the hold is live.
     pub(crate) ended: Option<String>,
-    /// The holder may consider the hold live for a while after its end: an operator broke it with `now` (B2), or
-    /// `linger` ended it after a close that the client could not know of.
+    /// The holder may consider the hold live for a while after its end: an operator broke it with `now` (B2),
+    /// or `linger` ended it after a close that the client could not know of.
     pub(crate) is_excused: bool,
     /// The first entry that revoked or ended the hold.
     pub(crate) stopped: Option<u64>,
@@ -183,8 +183,8 @@ impl History {
         Ok(())
     }
 
-    /// Returns whether to check the invariants after this command: always, except with many requests, since the
-    /// time for a check is quadratic in their number.
+    /// Returns whether to check the invariants after this command: always, except with many requests, since
+    /// the time for a check is quadratic in their number.
     fn is_checked(&mut self) -> bool {
         self.unchecked += 1;
         let requests = self.table.request_count();
@@ -293,8 +293,8 @@ impl History {
     }
 }
 
-/// Whether a command has changed only waiting requests. With many requests, no snapshot is then taken after it, unless
-/// it is the last of its entry: the snapshot after the next command includes its changes.
+/// Whether a command has changed only waiting requests. With many requests, no snapshot is then taken after
+/// it, unless it is the last of its entry: the snapshot after the next command includes its changes.
 fn is_quiet(command: &Command, reply: &Reply, effects: &[Effect]) -> bool {
     match reply {
         Reply::Queued { .. } | Reply::Finished(End::Left) => effects.is_empty(),

@@ -1,5 +1,5 @@
-//! Fault sequences. Each one provokes a failure that one rule of the replica prevents, and that independent random
-//! faults would almost never produce. Some scenarios repeat one of these sequences.
+//! Fault sequences. Each one provokes a failure that one rule of the replica prevents, and that independent
+//! random faults would almost never produce. Some scenarios repeat one of these sequences.
 
 use lockkeeper_core::{Break, LockName, Page, Token};
 use lockkeeper_replica::{AskId, Question};
@@ -11,8 +11,8 @@ use crate::net::{Down, Up};
 use crate::node::Arm;
 
 impl World {
-    /// The leader is paused. A second node votes for a third, loses that vote in a power cut, and continues to
-    /// follow the old leader.
+    /// The leader is paused. A second node votes for a third, loses that vote in a power cut, and continues
+    /// to follow the old leader.
     pub(super) fn lose_vote(&mut self, leader: Id) {
         let Some(voter) = self.another(leader) else { return };
         let now = self.core.now;
@@ -25,7 +25,8 @@ impl World {
         self.nodes[at(voter)].arm(Arm::LostVote);
     }
 
-    /// An operator breaks a hold, and the leader crashes soon after, perhaps before the holder learns of the break.
+    /// An operator breaks a hold, and the leader crashes soon after, perhaps before the holder learns of the
+    /// break.
     pub(super) fn break_and_crash(&mut self, leader: Id) {
         let table = self.core.oracle.history.table();
         let of = |name: &LockName| {
@@ -53,8 +54,8 @@ impl World {
         self.nodes[at(leader)].ask(&mut self.core, AskId(self.asks), Question::Transfer { to: Some(to) });
     }
 
-    /// One node receives nothing for a while. Then the disk of another node is lost, and the leader crashes. The
-    /// lagging node and the wiped node could form a majority that lacks acknowledged entries.
+    /// One node receives nothing for a while. Then the disk of another node is lost, and the leader crashes.
+    /// The lagging node and the wiped node could form a majority that lacks acknowledged entries.
     pub(super) fn wipe_voter(&mut self, leader: Id) {
         let Some(lagging) = self.another(leader) else { return };
         let others: Vec<Id> = self.core.others(leader).into_iter().filter(|it| *it != lagging).collect();
@@ -70,9 +71,9 @@ impl World {
         self.core.after(pause, Happening::NodeDies { node: leader, power: true });
     }
 
-    /// Two of three nodes are removed, one after the other. The first is cut off. The second learns the commit
-    /// index from heartbeats before it receives the entries, and loses in a power cut all entries that it had not
-    /// written.
+    /// Two of three nodes are removed, one after the other. The first is cut off. The second learns the
+    /// commit index from heartbeats before it receives the entries, and loses in a power cut all entries that
+    /// it had not written.
     pub(super) fn remove_two(&mut self, leader: Id) {
         let mut others = self.core.others(leader);
         if others.len() != 2 || self.operator.trap.is_some() || !self.is_idle() {
@@ -99,8 +100,8 @@ impl World {
         }
     }
 
-    /// A client's stream breaks, and one side detects the break before the other; then the client can't reconnect for
-    /// long.
+    /// A client's stream breaks, and one side detects the break before the other; then the client can't
+    /// reconnect for long.
     pub(super) fn outage(&mut self, client: usize) {
         let Some(stream) = self.clients[client].stream() else { return };
         let Some(line) = self.core.net.lines.get(&stream) else { return };

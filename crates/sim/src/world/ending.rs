@@ -11,9 +11,11 @@ use crate::raw_client::RawClient;
 
 /// How often completion is checked.
 const LOOK_EVERY: Nanos = 50 * MS;
-/// Without faults a cluster elects a leader within this time, including restarts and reconnections between nodes.
+/// Without faults a cluster elects a leader within this time, including restarts and reconnections between
+/// nodes.
 const LEADER_WITHIN: Nanos = 10 * SECOND;
-/// The time limit for membership changes: snapshots may have to be sent, and a joining node must first be found.
+/// The time limit for membership changes: snapshots may have to be sent, and a joining node must first be
+/// found.
 const MEMBERS_WITHIN: Nanos = 60 * SECOND;
 
 /// The time limit for the backlog of commands, to which other commands may add meanwhile.
@@ -24,10 +26,11 @@ const BACKLOG_WITHIN: Nanos = 10 * SECOND;
 pub(super) enum SettlingStage {
     /// Waits until every member runs, and there is a leader.
     Leader,
-    /// Waits until membership changes are complete: no node whose disk is lost is a member, and removed nodes have
-    /// learned of their removal.
+    /// Waits until membership changes are complete: no node whose disk is lost is a member, and removed nodes
+    /// have learned of their removal.
     Members,
-    /// Waits until no table has a backlog (M2): all possible grants are made, and ended sessions hold nothing (P8).
+    /// Waits until no table has a backlog (M2): all possible grants are made, and ended sessions hold nothing
+    /// (P8).
     Backlog,
     /// Waits until every caller has its answer, and no request is pending (P7).
     Answers,
@@ -120,8 +123,8 @@ impl World {
         self.core.after(LOOK_EVERY, Happening::Settled);
     }
 
-    /// Whether every member has applied all entries, and the table uses the newest rules version if all members
-    /// support it (V1).
+    /// Whether every member has applied all entries, and the table uses the newest rules version if all
+    /// members support it (V1).
     fn is_equal(&self) -> bool {
         let history = &self.core.oracle.history;
         let newest = limits::RULES_VERSION;

@@ -32,7 +32,8 @@ impl World {
             Fault::NodeStall => self.nodes[at(node)].stop_until(now, now + dice.spread(5 * MS, 6 * ttl)),
             Fault::ReadStall => self.nodes[at(node)].unread_until(now + dice.spread(5 * MS, 3 * ttl)),
             Fault::FailedSync => self.nodes[at(node)].fail_sync(),
-            // While the scenario has this fault, each write is slow at random, so there is nothing to inject here.
+            // While the scenario has this fault, each write is slow at random, so there is nothing to inject
+            // here.
             Fault::SlowDisk => {}
             Fault::Partition => {
                 let until = now + dice.spread(50 * MS, 4 * ttl);

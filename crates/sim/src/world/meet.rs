@@ -1,4 +1,5 @@
-//! Connections between nodes. A connection exists only after a handshake in which both nodes have admitted each other.
+//! Connections between nodes. A connection exists only after a handshake in which both nodes have admitted
+//! each other.
 
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
 

@@ -1,7 +1,8 @@
-//! The simulated world: nodes, clients and protected resources, the event loop, and the checks after each event.
+//! The simulated world: nodes, clients and protected resources, the event loop, and the checks after each
+//! event.
 //!
-//! `faults.rs` and `chains.rs`: fault injection. `operator.rs`: membership changes. `meet.rs`: handshakes between
-//! nodes. `ending.rs`: the checks after the last fault.
+//! `faults.rs` and `chains.rs`: fault injection. `operator.rs`: membership changes. `meet.rs`: handshakes
+//! between nodes. `ending.rs`: the checks after the last fault.
 
 mod chains;
 mod ending;
@@ -96,8 +97,8 @@ pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> RunReport {
         }
         let is_of_client = happening.is_of_client();
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.happen(happening))) {
-            // In production a panic ends the process, and its next run might panic again. Panics of clients and of the
-            // simulator are reported here as well.
+            // In production a panic ends the process, and its next run might panic again. Panics of clients
+            // and of the simulator are reported here as well.
             let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
             world.core.broken("P10", &format!("a node panics: {text}"));
         }
@@ -314,8 +315,8 @@ impl World {
         Some(client)
     }
 
-    /// To be called when a node reads the end of a stream. If the client has neither closed the stream nor found it
-    /// closed, or the stream is a replay, its sessions are the one exception to P5 (`linger`).
+    /// To be called when a node reads the end of a stream. If the client has neither closed the stream nor
+    /// found it closed, or the stream is a replay, its sessions are the one exception to P5 (`linger`).
     fn closed_at_node(&mut self, stream: lockkeeper_replica::StreamId) {
         let Some(line) = self.core.net.lines.get(&stream) else { return };
         if line.is_over && !line.is_ghost {
@@ -325,8 +326,8 @@ impl World {
         self.core.oracle.closed_between(node, stream);
     }
 
-    /// P4, P5: no guard reports "held" after its hold has ended. Since the table never grants a lock to two sessions,
-    /// this implies P1 for clients.
+    /// P4, P5: no guard reports "held" after its hold has ended. Since the table never grants a lock to two
+    /// sessions, this implies P1 for clients.
     fn check_guards(&mut self) {
         let mut wrong = None;
         for client in self.clients.iter().filter(|client| client.is_alive) {

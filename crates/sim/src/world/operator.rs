@@ -1,8 +1,9 @@
 //! The operator: adds and removes nodes as `docs/operating.md` describes, one change at a time, and retries a
-//! change until it is complete. A node whose disk is lost is removed, and another node is added with a new id.
+//! change until it is complete. A node whose disk is lost is removed, and another node is added with a new
+//! id.
 //!
-//! Invariant: at any time, the cluster survives the disks that are lost, whether or not the pending change takes
-//! effect.
+//! Invariant: at any time, the cluster survives the disks that are lost, whether or not the pending change
+//! takes effect.
 
 use std::collections::BTreeSet;
 
@@ -63,8 +64,8 @@ impl World {
         members.filter(|&node| self.nodes[at(node)].is_wiped).collect()
     }
 
-    /// Whether the membership has settled: no change is under way, no member's disk is lost, and no removed node that
-    /// could learn of its removal still runs.
+    /// Whether the membership has settled: no change is under way, no member's disk is lost, and no removed
+    /// node that could learn of its removal still runs.
     pub(super) fn is_settled(&self) -> bool {
         let stays = |node: &&SimNode| {
             let is_removed = self.core.members.removed.contains_key(&node.id);
@@ -83,8 +84,8 @@ impl World {
         format!("the operator wants {:?}, made {}", self.operator.wish, self.operator.is_made)
     }
 
-    /// Whether a majority keeps its data if these disks are lost, both with and without the node that is being
-    /// added or removed.
+    /// Whether a majority keeps its data if these disks are lost, both with and without the node that is
+    /// being added or removed.
     fn survives(&self, wiped: &BTreeSet<Id>, changing: Option<Id>) -> bool {
         let it = &self.core.members.configuration;
         let lives = |voters: &BTreeSet<Id>| 2 * voters.difference(wiped).count() > voters.len();

@@ -1,8 +1,8 @@
 //! etcd: one lease for each client, with the transaction and keys of Go's `concurrency.Mutex`, built from the
 //! crate's basic calls.
 //!
-//! The crate's own lock call would let the server open a session for each call. Clients that share a connection
-//! have separate leases: two requests for one lock under one lease would have the same key.
+//! The crate's own lock call would let the server open a session for each call. Clients that share a
+//! connection have separate leases: two requests for one lock under one lease would have the same key.
 
 use std::time::Duration;
 
@@ -155,9 +155,9 @@ async fn predecessor(
 
 /// Waits until `key`, which existed at revision `seen`, is deleted.
 async fn wait_for_deletion(connection: &Client, key: &KeyValue, seen: i64) -> Result<(), etcd_client::Error> {
-    // The watch begins at the revision after `seen`, so that it includes a deletion since then. A watch from an
-    // earlier revision, which Go's client uses, is slower: etcd serves watches that begin in the past from a loop
-    // that runs ten times a second.
+    // The watch begins at the revision after `seen`, so that it includes a deletion since then. A watch from
+    // an earlier revision, which Go's client uses, is slower: etcd serves watches that begin in the past from
+    // a loop that runs ten times a second.
     let options = WatchOptions::new().with_start_revision(seen + 1);
     let mut changes = connection.watch_client().watch(key.key(), Some(options)).await?;
     while let Some(change) = changes.message().await? {

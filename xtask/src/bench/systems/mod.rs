@@ -1,7 +1,7 @@
 //! The systems under test, each driven by the usual client of its ecosystem with the usual recipe.
 //!
-//! Responsible for one small interface, [`Peer`], so that every system runs the same workloads. Choices that a
-//! recipe leaves open are made in the other system's favour.
+//! Responsible for one small interface, [`Peer`], so that every system runs the same workloads. Choices that
+//! a recipe leaves open are made in the other system's favour.
 
 mod etcd;
 mod ours;
@@ -25,8 +25,8 @@ use crate::bench::server::ServerProcesses;
 
 /// Number of connections that all clients of a run share.
 pub(crate) const CONNECTIONS: usize = 4;
-/// The ttl of all measurements except `keepalive` and `failover`. It is longer than any measurement, so that none
-/// includes a renewal: systems renew at different intervals.
+/// The ttl of all measurements except `keepalive` and `failover`. It is longer than any measurement, so that
+/// none includes a renewal: systems renew at different intervals.
 pub(crate) const TTL: Duration = Duration::from_secs(120);
 /// The ttl of the sessions of `keepalive`; each is renewed every third of it.
 pub(crate) const KEEPALIVE_TTL: Duration = Duration::from_secs(10);
@@ -75,16 +75,16 @@ async fn watch_cpu(server: &ServerProcesses, duration: Duration) -> TaskResult<f
     Ok((server.cpu_seconds()? - before) / began.elapsed().as_secs_f64())
 }
 
-/// The renewal times of session `number` of `sessions`: every third of the ttl. The sessions are evenly spread over
-/// that interval, like sessions opened at different times.
+/// The renewal times of session `number` of `sessions`: every third of the ttl. The sessions are evenly
+/// spread over that interval, like sessions opened at different times.
 fn renewals(number: usize, sessions: usize) -> tokio::time::Interval {
     let every = KEEPALIVE_TTL / 3;
     let offset = every.mul_f64(number as f64 / sessions as f64);
     tokio::time::interval_at(tokio::time::Instant::now() + offset, every)
 }
 
-/// Runs `make` for each number below `count`, at most 256 at a time. One after another, each call would wait for its
-/// own sync at the server; all at once, a server would refuse some.
+/// Runs `make` for each number below `count`, at most 256 at a time. One after another, each call would wait
+/// for its own sync at the server; all at once, a server would refuse some.
 async fn many<T: Send + 'static, F>(count: usize, make: impl Fn(usize) -> F) -> TaskResult<Vec<T>>
 where
     F: Future<Output = TaskResult<T>> + Send + 'static,

@@ -41,7 +41,8 @@ pub(crate) const SERVICE: ServiceSpec = ServiceSpec {
     },
     ends_by: Signal::SIGTERM,
     after: None,
-    // The port accepts connections before the node serves, so the node is ready once it answers the HTTP/2 preface.
+    // The port accepts connections before the node serves, so the node is ready once it answers the HTTP/2
+    // preface.
     ready: |place| probe::ask(place.port, HTTP2_PREFACE, SETTINGS),
 };
 
@@ -81,7 +82,8 @@ const fn node(name: &'static str, port: u16) -> ServiceSpec {
             command.args(["--peer-listen", &format!("127.0.0.1:{}", place.port + 1)]);
             command
         },
-        // A node accepts connections before it has found the other nodes, so it is ready once it knows a leader.
+        // A node accepts connections before it has found the other nodes, so it is ready once it knows a
+        // leader.
         ready: |place| match status(place)?.leader {
             0 => Err("knows no leader".to_owned()),
             _ => Ok(()),

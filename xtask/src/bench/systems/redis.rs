@@ -1,8 +1,8 @@
 //! Redis: `SET NX PX` with a random value; release by a script that compares the value and deletes the key.
 //!
-//! Waiting works as in Redisson: the release script also publishes a message. Each connection subscribes to the
-//! channel of a lock that it found held, and a message wakes *one* of the connection's waiters, which retries. If
-//! no waiters are expected, the release does not publish, like that of many clients.
+//! Waiting works as in Redisson: the release script also publishes a message. Each connection subscribes to
+//! the channel of a lock that it found held, and a message wakes *one* of the connection's waiters, which
+//! retries. If no waiters are expected, the release does not publish, like that of many clients.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,8 @@ const EXTEND: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis
 
 /// How often waiters poll, since messages can be lost.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// More than the calls in flight on one connection in any workload, so that no call waits for space in the queue.
+/// More than the calls in flight on one connection in any workload, so that no call waits for space in the
+/// queue.
 const QUEUED_MAX: usize = 4096;
 
 pub(crate) struct RedisSystem {
@@ -74,8 +75,8 @@ impl Peer for RedisSystem {
             return Ok(held);
         }
         let freed = connection.subscribe(name).await?;
-        // `Notify` stores a message that arrives while nothing waits, so no message is lost between the attempt and
-        // the wait.
+        // `Notify` stores a message that arrives while nothing waits, so no message is lost between the
+        // attempt and the wait.
         while !connection.try_acquire(&held, self.ttl).await? {
             let _ = timeout(LOOK_EVERY, freed.notified()).await;
         }
@@ -148,7 +149,8 @@ impl BenchConnection {
     async fn open(at: &str) -> TaskResult<Self> {
         let channels = Arc::new(Channels::default());
         let receiver = channels.clone();
-        // No time-out for each command, which would cost a timer each; `plan` has a time-out for every measurement.
+        // No time-out for each command, which would cost a timer each; `plan` has a time-out for every
+        // measurement.
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
         let config = config.set_pipeline_buffer_size(QUEUED_MAX).set_push_sender(move |push: PushInfo| {
             receiver.tell(&push);

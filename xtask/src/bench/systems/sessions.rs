@@ -1,8 +1,8 @@
-//! Many sessions of our service on a few streams, kept alive by the raw protocol, since a `Locks` has only one
-//! session.
+//! Many sessions of our service on a few streams, kept alive by the raw protocol, since a `Locks` has only
+//! one session.
 //!
-//! Responsible for two patterns of keep-alives, and for an error if sessions are not kept alive: the CPU use of a
-//! service that doesn't answer is no figure.
+//! Responsible for two patterns of keep-alives, and for an error if sessions are not kept alive: the CPU use
+//! of a service that doesn't answer is no figure.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -134,8 +134,8 @@ fn frame(sessions: &[u64], what: impl Fn() -> client_item::What) -> v1::ClientFr
     v1::ClientFrame { items: items.collect() }
 }
 
-/// Renews `sessions` with one frame each time `due` ticks, until the task is aborted or the stream ends. [`read`]
-/// reports the reason of an end.
+/// Renews `sessions` with one frame each time `due` ticks, until the task is aborted or the stream ends.
+/// [`read`] reports the reason of an end.
 async fn renew(outgoing: UnboundedSender<v1::ClientFrame>, sessions: Vec<u64>, mut due: Interval) {
     let mut id = 0;
     loop {
@@ -176,8 +176,8 @@ async fn next(answers: &mut Streaming<v1::ServerFrame>) -> TaskResult<Vec<v1::Se
     Ok(frame.ok_or("lockkeeper ended a stream")?.items)
 }
 
-/// The CPU use of `server` while sessions are renewed. Returns an error if a stream ends or too few answers arrive;
-/// the last renewal of each session may still be unanswered.
+/// The CPU use of `server` while sessions are renewed. Returns an error if a stream ends or too few answers
+/// arrive; the last renewal of each session may still be unanswered.
 async fn watch(
     server: &ServerProcesses,
     sessions: usize,

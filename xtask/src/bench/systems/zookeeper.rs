@@ -37,7 +37,8 @@ impl Peer for Zookeeper {
         let lock = self.connection(client).lock(prefix, b"", options).await;
         let lock = lock.map_err(failed("ZooKeeper", "acquire"))?;
         let path = lock.lock_path().to_owned();
-        // Dropping the lock would delete its node without reporting the completion; `release` deletes it and waits.
+        // Dropping the lock would delete its node without reporting the completion; `release` deletes it and
+        // waits.
         std::mem::forget(lock);
         Ok(ZooKeeperHold { client, path })
     }

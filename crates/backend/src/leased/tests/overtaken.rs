@@ -1,5 +1,6 @@
-//! These tests send a keep-alive, or break the hold, while the grant of an entry is on its way. The keep-alive must not
-//! extend the session's deadline beyond the time at which the new hold expires at the service (P5).
+//! These tests send a keep-alive, or break the hold, while the grant of an entry is on its way. The
+//! keep-alive must not extend the session's deadline beyond the time at which the new hold expires at the
+//! service (P5).
 
 use super::*;
 
@@ -25,8 +26,8 @@ async fn a_grant_that_a_keep_alive_missed_is_renewed_before_it_is_returned() {
     session.held(1).await;
     let (acquire, answer) = asked(&session, 2).await;
     session.store.renewals.lock().unwrap().extend([Renewed::Kept, Renewed::Gone]);
-    // The renewal does not find entry 2. No hold is lost by that, since the grant of entry 2 was not returned yet, so
-    // the keep-alive is acknowledged.
+    // The renewal does not find entry 2. No hold is lost by that, since the grant of entry 2 was not returned
+    // yet, so the keep-alive is acknowledged.
     assert!(matches!(session.call(Call::KeepAlive).await, Ok(Answer::KeptAlive)));
     assert_eq!(session.store.asked(), ["renew 1", "renew 2"]);
     answer.send(granted()).unwrap();
@@ -126,8 +127,8 @@ async fn an_acquire_of_a_hold_that_was_found_lost_makes_no_new_request() {
     assert!(session.call(Call::KeepAlive).await.is_err());
     session.finish(2).await;
     session.store.asked();
-    // Hold 1 is lost, which the machine does not know yet, and hold 2 is finished. An acquire with either seq, as
-    // `Guard::verify` sends it, must not take the lock again.
+    // Hold 1 is lost, which the machine does not know yet, and hold 2 is finished. An acquire with either
+    // seq, as `Guard::verify` sends it, must not take the lock again.
     for seq in [1, 2] {
         session.store.will(Ok(granted()));
         assert!(matches!(session.acquire(seq).await, Ok(Answer::Finished(End::Gone))), "{seq}");

@@ -1,6 +1,7 @@
 //! `dynamodb:`, on an emulator, through a proxy for each client.
 //!
-//! DynamoDB itself can't be restarted, and the emulator loses its items when it ends: what is durable is not measured here.
+//! DynamoDB itself can't be restarted, and the emulator loses its items when it ends: what is durable is not
+//! measured here.
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -82,7 +82,8 @@ async fn name_of_a_token_is_refused_as_a_lock() {
     assert!(error.to_string().contains("#fence"), "{error}");
 }
 
-/// Readers that die, among others that live: these go on, the dead ones make room, and a writer comes after the last.
+/// Readers that die, among others that live: these go on, the dead ones make room, and a writer comes after
+/// the last.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_readers_make_room() {
     let server = start();

@@ -56,8 +56,8 @@ async fn throttled_requests_and_conflicts_are_tried_again() {
     direct.mutex("x").try_acquire().await.unwrap().expect("it is free").release().await.unwrap();
 }
 
-/// A request without an answer is repeated, and DynamoDB refuses the repeat: the first one has changed the item. An item that is
-/// deleted does not tell by whom (P12).
+/// A request without an answer is repeated, and DynamoDB refuses the repeat: the first one has changed the
+/// item. An item that is deleted does not tell by whom (P12).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn own_grant_and_own_release_are_recognized_after_a_lost_answer() {
     let server = start();

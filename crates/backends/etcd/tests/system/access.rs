@@ -111,7 +111,8 @@ async fn check_place(others: &str, first: &str, why: &'static str, deny: impl Fn
     let held = holder.mutex("x").acquire().await.unwrap();
     let refused = Arc::new(Notify::new());
     let tell = refused.clone();
-    // Its lease can't be ended meanwhile: with another one it would queue behind its own key, until that expires.
+    // Its lease can't be ended meanwhile: with another one it would queue behind its own key, until that
+    // expires.
     let lock = Locks::connect(first).await.unwrap().mutex("x").ttl(Duration::from_secs(600));
     let lock = lock.on_refused(move |refusal| {
         assert!(refusal.message.contains(why), "{refusal}");
@@ -162,7 +163,8 @@ fn change_password(etcd: &Etcd, password: &str) {
     assert!(cli.wait().unwrap().success());
 }
 
-/// The change ends the tokens of earlier logins. Some clients try the former password until the file is replaced, too.
+/// The change ends the tokens of earlier logins. Some clients try the former password until the file is
+/// replaced, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn password_is_read_again_for_each_login() {
     let etcd = Etcd::start();

@@ -1,5 +1,5 @@
-//! Other clients of etcd in one queue with ours: `etcdctl lock`, and the lock service of the server itself, which is Go's
-//! `concurrency.Mutex`.
+//! Other clients of etcd in one queue with ours: `etcdctl lock`, and the lock service of the server itself,
+//! which is Go's `concurrency.Mutex`.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

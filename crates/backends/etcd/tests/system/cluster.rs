@@ -12,7 +12,8 @@ fn url(members: &[Etcd]) -> String {
     format!("etcd://{}", hosts.join(","))
 }
 
-/// A hold is kept while each of the members in turn is killed, and while the leader is stopped; a waiter gets the lock.
+/// A hold is kept while each of the members in turn is killed, and while the leader is stopped; a waiter gets
+/// the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_survives_the_loss_of_any_member() {
     let members = Etcd::cluster();
@@ -38,8 +39,8 @@ async fn hold_survives_the_loss_of_any_member() {
     next.release().await.unwrap();
 }
 
-/// A member that is cut off from the others grants and renews nothing. A hold through it is lost here before the others grant the
-/// lock again.
+/// A member that is cut off from the others grants and renews nothing. A hold through it is lost here before
+/// the others grant the lock again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_through_a_member_without_a_majority_is_lost_first() {
     let members = Etcd::cluster();

@@ -1,4 +1,5 @@
-//! `etcd:` on real servers: its queue, other clients' keys beside ours, clusters that lose members, and access.
+//! `etcd:` on real servers: its queue, other clients' keys beside ours, clusters that lose members, and
+//! access.
 
 mod access;
 mod beside;

@@ -23,7 +23,8 @@ async fn lock_does_not_wait_for_a_holder_below_its_name() {
     assert!(locks.list(None).await.unwrap().is_empty());
 }
 
-/// A lease costs a write to disk, so the lease of an ended request serves the next one. Two requests never share one.
+/// A lease costs a write to disk, so the lease of an ended request serves the next one. Two requests never
+/// share one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_are_used_again_and_not_shared() {
     let etcd = Etcd::start();
@@ -149,7 +150,8 @@ async fn calls_to_a_dead_member_have_the_connections_error() {
     }
 }
 
-/// A hold whose key somebody deleted is lost at the next renewal; its release deletes nothing of the next holder.
+/// A hold whose key somebody deleted is lost at the next renewal; its release deletes nothing of the next
+/// holder.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deleted_key_is_a_loss_and_its_release_spares_the_next_holder() {
     let etcd = Etcd::start();

@@ -165,8 +165,8 @@ async fn keep_closed_applies_after_a_release_but_not_after_an_abandoned_acquire(
     assert!(lockkeeper_backend::BootInstant::now() - before >= Duration::from_millis(300));
     assert_eq!(a.finish(again).await, End::Released);
 
-    // A request whose future was dropped is granted by the record. Its Finish leaves no closed hold, since the grant
-    // was never returned.
+    // A request whose future was dropped is granted by the record. Its Finish leaves no closed hold, since
+    // the grant was never returned.
     let (held, _) = a.take(request("y")).await;
     let (abandoned, asked) = a.ask(closing("y"));
     let asked = tokio::spawn(asked);

@@ -1,4 +1,5 @@
-//! Several processes on one directory: this test binary starts copies of itself, which are killed and stopped.
+//! Several processes on one directory: this test binary starts copies of itself, which are killed and
+//! stopped.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -16,7 +17,8 @@ use super::{AcquireRequest, Client, DEADLINE, backend, config, request, token, w
 
 const ROLE: &str = "LOCKKEEPER_TEST_ROLE";
 
-/// Environment variable with the point at which a process kills itself: `acquire:` or `release:`, and the point's name.
+/// Environment variable with the point at which a process kills itself: `acquire:` or `release:`, and the
+/// point's name.
 const DIE_AT: &str = "LOCKKEEPER_TEST_DIE_AT";
 /// Set before the process releases its lock.
 static RELEASING: AtomicBool = AtomicBool::new(false);
@@ -373,7 +375,8 @@ async fn several_users_share_a_directory_that_is_open_to_them() {
     let (held, granted) = client.take(request("x")).await;
     let mut other = Process::start_as(&format!("hold {} x", path.display()), &binary, |command| {
         command.current_dir("/");
-        // Only root can start the child as another user. Otherwise the child runs as the same user as this process.
+        // Only root can start the child as another user. Otherwise the child runs as the same user as this
+        // process.
         if nix::unistd::geteuid().is_root() {
             command.uid(65534).gid(65534);
         }

@@ -8,8 +8,8 @@ use lockkeeper::{BreakOrder, LockName, Locks};
 use lockkeeper_contract::Subject;
 use tempfile::TempDir;
 
-/// Environment variable that makes a copy of this test binary hold a lock until it is killed: `url name keep_closed_s
-/// lock_delay_s`.
+/// Environment variable that makes a copy of this test binary hold a lock until it is killed: `url name
+/// keep_closed_s lock_delay_s`.
 const HOLD: &str = "LOCKKEEPER_CONTRACT_HOLD";
 
 struct File(TempDir);
@@ -47,8 +47,8 @@ impl Subject for File {
         holder.wait().unwrap();
     }
 
-    /// By an operator's break, which notifies the holder; its library releases the lock. No other process can end a
-    /// flock.
+    /// By an operator's break, which notifies the holder; its library releases the lock. No other process can
+    /// end a flock.
     async fn take_away(&self, _label: &str, name: &str) {
         let locks = self.client("operator").await;
         let name: LockName = name.parse().unwrap();

@@ -18,7 +18,8 @@ use crate::connect::NoAnswer;
 
 pub(super) type Acquired = Result<Answer, CallError>;
 
-/// An acquire in progress. If it is dropped without an answer (its runtime has ended), the acquire has failed.
+/// An acquire in progress. If it is dropped without an answer (its runtime has ended), the acquire has
+/// failed.
 pub(super) struct Unanswered(pub(super) Arc<AdvisoryRequest>);
 
 impl Drop for Unanswered {
@@ -90,7 +91,8 @@ async fn try_lock(mut claim: Claim) -> Acquired {
     }
 }
 
-/// The answer to an acquire that found the lock held and does not wait: the current holder and the number of waiters.
+/// The answer to an acquire that found the lock held and does not wait: the current holder and the number of
+/// waiters.
 async fn busy(claim: Claim) -> Acquired {
     let look = look::statement(claim.says.common.version, Some(claim.says.key));
     match claim.used.connection.ask(&format!("{}{look}", claim.says.give_up())).await {
@@ -105,8 +107,8 @@ async fn busy(claim: Claim) -> Acquired {
 /// Called when a try or a wait has got the lock, or has found that its server process had it before.
 pub(super) fn granted(mut claim: Claim, tried: &Tried) -> Acquired {
     if tried.before || claim.is_foreign(tried).is_some() {
-        // Behind a transaction pooler, the server process keeps the lock while it serves other clients. The claim's
-        // drop terminates it.
+        // Behind a transaction pooler, the server process keeps the lock while it serves other clients. The
+        // claim's drop terminates it.
         claim.left = Some(is_holder(tried.pid, claim.says.key));
         return Ok(Answer::Refused(transaction_pooler().into()));
     }

@@ -109,8 +109,9 @@ impl LockConnector {
         Ok(LockConnection { connection, process, direct, id })
     }
 
-    /// Registers the server process of a connection. Two connections with one server process are two clients of a
-    /// pooler and share their locks; this detects poolers that `server::check` missed when the client was opened.
+    /// Registers the server process of a connection. Two connections with one server process are two clients
+    /// of a pooler and share their locks; this detects poolers that `server::check` missed when the client
+    /// was opened.
     fn own(&self, pid: i32, began: String) -> Result<Process, BackendError> {
         if !self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert((pid, began.clone())) {
             return Err(transaction_pooler().into());
@@ -136,8 +137,8 @@ impl Drop for EndReport {
     }
 }
 
-/// The query connection, on the lease thread: it never holds a lock, listens for breaks, and is reopened when it has
-/// ended.
+/// The query connection, on the lease thread: it never holds a lock, listens for breaks, and is reopened when
+/// it has ended.
 pub(super) struct QueryConnection {
     connector: Connector,
     contact: Contact,
@@ -154,8 +155,8 @@ impl QueryConnection {
         Self { connector, contact, notices, connection: tokio::sync::Mutex::default() }
     }
 
-    /// Runs statements that are safe to execute twice, and returns their rows. If the connection has ended, retries
-    /// once on a new one.
+    /// Runs statements that are safe to execute twice, and returns their rows. If the connection has ended,
+    /// retries once on a new one.
     ///
     /// # Errors
     /// The server is unreachable, silent, or refuses; `doing` names the operation in the error.
@@ -185,8 +186,8 @@ impl QueryConnection {
         }
         let doing = "listen for breaks";
         let opened = self.connector.connect(IDLE, Some(self.notices.clone())).await?;
-        // LISTEN must have succeeded before the name is set: the name shows to other clients that this connection
-        // listens.
+        // LISTEN must have succeeded before the name is set: the name shows to other clients that this
+        // connection listens.
         for statement in [self.contact.listen(), self.contact.show()] {
             opened.ask(&statement).await.map_err(|none| none.explained(doing))?;
         }
@@ -204,8 +205,8 @@ impl QueryConnection {
     }
 }
 
-/// How long an idle connection is kept. Each is a process of the server, but to open one costs more than a hundred
-/// acquires. So the pool keeps as many connections as were in use at once within this time.
+/// How long an idle connection is kept. Each is a process of the server, but to open one costs more than a
+/// hundred acquires. So the pool keeps as many connections as were in use at once within this time.
 pub(super) const IDLE_FOR: Duration = Duration::from_secs(60);
 
 /// The error for an unreadable answer.

@@ -71,7 +71,8 @@ pub(super) fn lose(request: &AdvisoryRequest, why: &str) {
     drop(hold);
 }
 
-/// Handles a break: notifies the holder, and shows the break in the connection's note. Runs on the lease thread.
+/// Handles a break: notifies the holder, and shows the break in the connection's note. Runs on the lease
+/// thread.
 pub(super) fn revoke(request: &AdvisoryRequest, revocation: Revocation) {
     let revoked = request.with_hold(|hold| {
         let Claim { note, says, used, .. } = &mut hold.claim;
@@ -88,8 +89,9 @@ pub(super) fn revoke(request: &AdvisoryRequest, revocation: Revocation) {
     });
 }
 
-/// Asks the server whether the lock is still held (P7-a). The statement runs on the hold's own connection, which also
-/// detects a transaction pooler; if that connection belongs to another runtime, on the query connection.
+/// Asks the server whether the lock is still held (P7-a). The statement runs on the hold's own connection,
+/// which also detects a transaction pooler; if that connection belongs to another runtime, on the query
+/// connection.
 pub(super) async fn verify(shared: &Shared, request: &AdvisoryRequest) -> Result<Answer, CallError> {
     let held = request.with_hold(|hold| {
         let Claim { note, says, used, .. } = &hold.claim;
@@ -146,8 +148,8 @@ pub(super) async fn finish(shared: Arc<Shared>, request: Arc<AdvisoryRequest>) -
     }
 }
 
-/// Gives up an acquire whose runtime does not run. If the runtime continues later, the acquire sends nothing more,
-/// since it is over, or finds its server process terminated.
+/// Gives up an acquire whose runtime does not run. If the runtime continues later, the acquire sends nothing
+/// more, since it is over, or finds its server process terminated.
 async fn abandon(shared: &Shared, request: &AdvisoryRequest, left: Option<String>) -> Result<End, CallError> {
     let Some(left) = left else { return Ok(End::Left) };
     match timeout(TERMINATED_WITHIN, terminate(shared, request, &left)).await {

@@ -149,8 +149,8 @@ pub(super) async fn inspect(shared: &Shared, name: LockName) -> Result<LockInfo,
     Ok(info(name, &seen))
 }
 
-/// Lists locks that clients of this library hold or wait for: only their notes contain names. With `key=raw`, where the
-/// key is the name, lists all advisory locks.
+/// Lists locks that clients of this library hold or wait for: only their notes contain names. With `key=raw`,
+/// where the key is the name, lists all advisory locks.
 pub(super) async fn list(shared: &Shared, prefix: Option<LockName>) -> Result<Vec<LockInfo>, BackendError> {
     let mut by_key: BTreeMap<AdvisoryKey, Vec<Seen>> = BTreeMap::new();
     for seen in seen(shared, None).await? {
@@ -202,7 +202,8 @@ pub(super) async fn check_token(
     })
 }
 
-/// Breaks a hold: notifies the holder's connection, or with `now` terminates the server process that has the lock.
+/// Breaks a hold: notifies the holder's connection, or with `now` terminates the server process that has the
+/// lock.
 pub(super) async fn break_hold(shared: &Shared, order: BreakOrder) -> Result<Broken, BackendError> {
     let key = shared.key_of(&order.name).await?;
     let found = seen(shared, Some(key)).await?;
@@ -270,11 +271,12 @@ fn letter(order: &BreakOrder, key: &str) -> String {
     serde_json::to_string(&Letter { key: key.to_owned(), revocation }).unwrap_or_default()
 }
 
-/// Terminates the server processes that match a condition on `pg_stat_activity`, and waits until they are gone.
+/// Terminates the server processes that match a condition on `pg_stat_activity`, and waits until they are
+/// gone.
 pub(super) async fn end_process(queries: &QueryConnection, which: &str) -> Result<(), BackendError> {
     let doing = "end a server process";
-    // Behind a transaction pooler this may terminate the process that executes it; `queries` then reconnects and
-    // repeats it.
+    // Behind a transaction pooler this may terminate the process that executes it; `queries` then reconnects
+    // and repeats it.
     let end =
         format!("select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity where {which}");
     let since = tokio::time::Instant::now();

@@ -1,20 +1,22 @@
 //! `lock=session`: PostgreSQL's advisory locks, each on a connection of its own.
 //!
-//! The server holds the queue and the lock, and ends a hold with its connection. There is no ttl and no table, and only
-//! tokens need setup. User documentation: `docs/backends/postgres-session.md`.
+//! The server holds the queue and the lock, and ends a hold with its connection. There is no ttl and no
+//! table, and only tokens need setup. User documentation: `docs/backends/postgres-session.md`.
 //!
-//! - A request takes a connection from a pool, on its caller's runtime (`connection`, `acquire`): one statement tries
-//!   the lock, draws the token, and shows the owner (`sql`, `note`). If the lock is not free, the request waits in the
-//!   server's queue (`wait`). A grant becomes a `Hold` (`hold`).
-//! - `session` turns the library's calls into requests. A request's acquire, its release and its loss may run on
-//!   different threads at the same time; the request's stage (`request`) determines which of them takes effect.
-//! - A connection returns to the pool only if it certainly holds nothing. In any doubt it is closed, never reused
-//!   (DistributedLock issue 147), and its server process is terminated by a statement on the query connection.
-//! - The query connection belongs to the lease thread. On it the monitor (`monitor`) probes all holds of the client
-//!   with one query, and listens for breaks; so a caller's runtime that stalls misses neither a loss nor a break. If a
-//!   caller's runtime ends, its connections end, and so do the holds on them.
-//! - `look` inspects and breaks; `server` checks the server and finds poolers. Only the simple protocol is used, one
-//!   message per round trip, so that any pooler in session mode works.
+//! - A request takes a connection from a pool, on its caller's runtime (`connection`, `acquire`): one
+//!   statement tries the lock, draws the token, and shows the owner (`sql`, `note`). If the lock is not free,
+//!   the request waits in the server's queue (`wait`). A grant becomes a `Hold` (`hold`).
+//! - `session` turns the library's calls into requests. A request's acquire, its release and its loss may run
+//!   on different threads at the same time; the request's stage (`request`) determines which of them takes
+//!   effect.
+//! - A connection returns to the pool only if it certainly holds nothing. In any doubt it is closed, never
+//!   reused (DistributedLock issue 147), and its server process is terminated by a statement on the query
+//!   connection.
+//! - The query connection belongs to the lease thread. On it the monitor (`monitor`) probes all holds of the
+//!   client with one query, and listens for breaks; so a caller's runtime that stalls misses neither a loss
+//!   nor a break. If a caller's runtime ends, its connections end, and so do the holds on them.
+//! - `look` inspects and breaks; `server` checks the server and finds poolers. Only the simple protocol is
+//!   used, one message per round trip, so that any pooler in session mode works.
 
 mod acquire;
 mod connection;
@@ -58,8 +60,8 @@ const CONNECTIONS_MAX: usize = 10_000;
 const PROBE: Duration = Duration::from_secs(2);
 const PROBES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(600));
 
-/// Default of `?keepalive=`: the interval at which each connection that holds or waits sends something. Below the idle
-/// timeouts that proxies have in practice (HAProxy's examples: 30 s to 1 min; Azure: 4 min).
+/// Default of `?keepalive=`: the interval at which each connection that holds or waits sends something. Below
+/// the idle timeouts that proxies have in practice (HAProxy's examples: 30 s to 1 min; Azure: 4 min).
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// State shared by all sessions of a client.

@@ -1,7 +1,7 @@
 //! Detects losses of all holds of a client, on the lease thread: a holder's runtime may stall or end.
 //!
-//! Each probe is one query for all holds. The query connection also receives the breaks. The end of a held connection
-//! is reported by the connection itself. Without holds nothing is sent.
+//! Each probe is one query for all holds. The query connection also receives the breaks. The end of a held
+//! connection is reported by the connection itself. Without holds nothing is sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -111,8 +111,8 @@ impl Monitor {
         }
     }
 
-    /// The request of the hold that a notification breaks. The notification must contain the hold's token, so that it
-    /// never hits a later hold (P4), and the client's key, as any client can write to the channel.
+    /// The request of the hold that a notification breaks. The notification must contain the hold's token, so
+    /// that it never hits a later hold (P4), and the client's key, as any client can write to the channel.
     fn broken_by(&self, notice: &Notification, contact: &Contact) -> Option<(Arc<AdvisoryRequest>, Letter)> {
         let letter: Letter = serde_json::from_str(notice.payload()).ok()?;
         let token = Some(letter.revocation.token).filter(|_| letter.key == contact.key)?;
@@ -127,8 +127,8 @@ impl Monitor {
         loop {
             self.until_held().await;
             while self.has_holds() {
-                // Breaks arrive only on an open query connection, so it is replaced as soon as it ends. If none can be
-                // opened, the next probe tries again.
+                // Breaks arrive only on an open query connection, so it is replaced as soon as it ends. If
+                // none can be opened, the next probe tries again.
                 let ended = async {
                     match self.queries.connection().await {
                         Ok(connection) => connection.ended().cancelled().await,
@@ -183,8 +183,8 @@ impl Monitor {
         }
     }
 
-    /// The answer to a probe's statement, within the probe's time limit. If there is none after half of that time, the
-    /// query connection is replaced, and the statement is sent again.
+    /// The answer to a probe's statement, within the probe's time limit. If there is none after half of that
+    /// time, the query connection is replaced, and the statement is sent again.
     async fn ask(&self, statement: &str) -> Result<Vec<SimpleQueryRow>, BackendError> {
         let doing = "confirm its locks";
         let (since, limit) = (Instant::now(), answer_within(self.probe));
@@ -225,8 +225,8 @@ fn held_of(holds: &[(u64, &Watched)]) -> String {
         items.join(",")
     };
     let in_pg_locks = |watched: &Watched| watched.key.in_pg_locks();
-    // `unnest` is written without its schema: only then it accepts several arguments, and only PostgreSQL's own
-    // `unnest` does.
+    // `unnest` is written without its schema: only then it accepts several arguments, and only PostgreSQL's
+    // own `unnest` does.
     format!(
         "select number from unnest('{{{}}}'::bigint[], '{{{}}}'::integer[], '{{{}}}'::text[], '{{{}}}'::oid[], \
          '{{{}}}'::oid[], '{{{}}}'::smallint[], '{{{}}}'::text[]) \

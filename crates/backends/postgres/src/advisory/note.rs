@@ -1,6 +1,6 @@
-//! How a request is visible in the server's own views: by a comment before its statements, and by its connection's
-//! `application_name`. `pg_locks` shows only keys and processes, and there is no table, so `inspect` has no other
-//! source for names and owners.
+//! How a request is visible in the server's own views: by a comment before its statements, and by its
+//! connection's `application_name`. `pg_locks` shows only keys and processes, and there is no table, so
+//! `inspect` has no other source for names and owners.
 
 use lockkeeper_backend::{BackendError, BackendErrorKind};
 use postgres_protocol::escape::escape_literal;
@@ -15,8 +15,8 @@ pub(super) const IDLE: &str = "lockkeeper";
 /// Bytes of `track_activity_query_size` that are reserved for the statement after the comment.
 const COMMENT_BYTES: usize = 32;
 
-/// The content of the comment. If it exceeds the server's limit, the metadata is left out first, then the owner, then
-/// the name and the revocation.
+/// The content of the comment. If it exceeds the server's limit, the metadata is left out first, then the
+/// owner, then the name and the revocation.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Note {
     /// How a break reaches the client. Never left out.
@@ -41,8 +41,8 @@ pub(super) struct Contact {
     /// 48 random bits that name the channel on which the client listens, and its query connection.
     #[serde(default)]
     pub(super) client: String,
-    /// 48 random bits that a break must present. Any client can send a notification, and names of connections are
-    /// public, but a note is visible only to its own role and to roles that may read everything.
+    /// 48 random bits that a break must present. Any client can send a notification, and names of connections
+    /// are public, but a note is visible only to its own role and to roles that may read everything.
     #[serde(default)]
     pub(super) key: String,
 }
@@ -67,8 +67,8 @@ impl Contact {
         format!("listen {}", self.channel())
     }
 
-    /// The statement that shows that the connection listens, and turns off the limit for idle connections (PostgreSQL
-    /// 14 and newer have one).
+    /// The statement that shows that the connection listens, and turns off the limit for idle connections
+    /// (PostgreSQL 14 and newer have one).
     pub(super) fn show(&self) -> String {
         format!(
             "select pg_catalog.set_config('application_name', '{}', false), (select pg_catalog.set_config(name, '0', \
@@ -96,8 +96,8 @@ pub(super) struct Revocation {
 }
 
 impl Note {
-    /// The comment, in ASCII for any name, as the database's encoding may lack other characters. Its content includes
-    /// neither `/*` nor `*/`.
+    /// The comment, in ASCII for any name, as the database's encoding may lack other characters. Its content
+    /// includes neither `/*` nor `*/`.
     pub(super) fn comment(&self, shown_bytes: usize) -> String {
         let most = shown_bytes.saturating_sub(COMMENT_BYTES);
         let meta_less = || Self { meta: String::new(), ..self.clone() };
@@ -137,8 +137,9 @@ impl Note {
     }
 }
 
-/// The `application_name` of a connection with a request: `lockkeeper TOKEN ID SINCE LABEL` for a holder (`-` for no
-/// token; SINCE in seconds of the Unix epoch by the server's clock), and `lockkeeper ? ID LABEL` before.
+/// The `application_name` of a connection with a request: `lockkeeper TOKEN ID SINCE LABEL` for a holder (`-`
+/// for no token; SINCE in seconds of the Unix epoch by the server's clock), and `lockkeeper ? ID LABEL`
+/// before.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Badge {
     /// Id of the connection.
@@ -186,8 +187,8 @@ pub(super) fn random() -> Result<String, BackendError> {
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The label in printable ASCII, which every encoding of a database has. Other characters, and zero bytes, which no
-/// text may contain, become `?`. The note has the full label.
+/// The label in printable ASCII, which every encoding of a database has. Other characters, and zero bytes,
+/// which no text may contain, become `?`. The note has the full label.
 fn shown(label: &str) -> String {
     label.chars().map(|letter| if matches!(letter, ' '..='~') { letter } else { '?' }).collect()
 }

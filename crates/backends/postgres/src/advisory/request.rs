@@ -1,8 +1,8 @@
 //! One acquire and its hold: the state that its calls share, and the connection that it uses.
 //!
-//! The acquire's call runs on its caller's runtime. Other calls (a release, an abandon, the monitor) may run elsewhere,
-//! also while that runtime stalls or ends. All of them read and change the stage, atomically, so that only one of them
-//! takes a hold.
+//! The acquire's call runs on its caller's runtime. Other calls (a release, an abandon, the monitor) may run
+//! elsewhere, also while that runtime stalls or ends. All of them read and change the stage, atomically, so
+//! that only one of them takes a hold.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -22,8 +22,8 @@ use super::session::AdvisoryRequests;
 use super::sql::Statements;
 use super::{Shared, look};
 
-/// How long to retry the termination of an orphaned server process. After that time the server's own TCP keep-alives
-/// have ended it (`prepare_session`).
+/// How long to retry the termination of an orphaned server process. After that time the server's own TCP
+/// keep-alives have ended it (`prepare_session`).
 const TERMINATE_FOR: Duration = Duration::from_secs(60);
 const TERMINATE_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
@@ -112,8 +112,8 @@ impl AdvisoryRequest {
         self.stage.send_replace(Stage::Held(Box::new(hold)));
     }
 
-    /// Called when the acquire has ended. The stage stays if it was set before: to `Held` by a grant, or to `InDoubt`
-    /// by the claim's drop.
+    /// Called when the acquire has ended. The stage stays if it was set before: to `Held` by a grant, or to
+    /// `InDoubt` by the claim's drop.
     pub(super) fn end_acquire(&self, answer: Result<Answer, CallError>) {
         let _ = self.answer.set(answer);
         self.stage.send_modify(|stage| {
@@ -152,7 +152,8 @@ impl AdvisoryRequest {
         done
     }
 
-    /// Sets the end of a request that holds nothing any more. Does nothing if the request holds, or if its end is set.
+    /// Sets the end of a request that holds nothing any more. Does nothing if the request holds, or if its
+    /// end is set.
     pub(super) fn end(&self, end: End) {
         self.stage.send_modify(|stage| {
             if matches!(stage, Stage::Acquiring(_) | Stage::Releasing | Stage::InDoubt) {
@@ -162,8 +163,8 @@ impl AdvisoryRequest {
         self.remove_if_over();
     }
 
-    /// Removes this request from the session if it is over. A granted request stays until its `Finish`, so that a late
-    /// retry of its acquire is not taken for a new request.
+    /// Removes this request from the session if it is over. A granted request stays until its `Finish`, so
+    /// that a late retry of its acquire is not taken for a new request.
     fn remove_if_over(&self) {
         let is_over = matches!(*self.stage.borrow(), Stage::Over(_));
         if is_over && !self.was_granted() {
@@ -182,7 +183,8 @@ impl AdvisoryRequest {
     }
 }
 
-/// The connection of a request. On drop its server process is terminated, unless the request has returned or closed it.
+/// The connection of a request. On drop its server process is terminated, unless the request has returned or
+/// closed it.
 pub(super) struct Claim {
     pub(super) shared: Arc<Shared>,
     pub(super) request: Arc<AdvisoryRequest>,
@@ -220,8 +222,8 @@ impl Drop for Claim {
     }
 }
 
-/// Terminates an orphaned server process, which could take hours to detect the dead connection by itself. Returns
-/// whether the process has certainly ended.
+/// Terminates an orphaned server process, which could take hours to detect the dead connection by itself.
+/// Returns whether the process has certainly ended.
 pub(super) async fn terminate(shared: &Shared, request: &AdvisoryRequest, which: &str) -> bool {
     let name = request.name().as_str();
     let (mut pause, most) = TERMINATE_PAUSES;

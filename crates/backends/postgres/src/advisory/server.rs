@@ -1,4 +1,5 @@
-//! Properties of the server: whether it can issue tokens, whether a pooler lies in between, and harmful settings.
+//! Properties of the server: whether it can issue tokens, whether a pooler lies in between, and harmful
+//! settings.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -20,8 +21,8 @@ const FACTS: &str = "select pg_catalog.current_setting('server_version_num'), \
     pg_catalog.current_setting('server_version'), \
     pg_catalog.pg_size_bytes(pg_catalog.current_setting('track_activity_query_size'))";
 
-/// SQL expression: properties of the token sequence, null if there is none. Reads the catalogues, since this user may
-/// lack privileges on the schema.
+/// SQL expression: properties of the token sequence, null if there is none. Reads the catalogues, since this
+/// user may lack privileges on the schema.
 const SEQUENCE: &str = "(select pg_catalog.concat_ws(',', s.seqcache = 1, s.seqincrement = 1 and not s.seqcycle, \
         pg_catalog.has_schema_privilege(n.oid, 'usage') and pg_catalog.has_sequence_privilege(c.oid, 'usage') \
         and pg_catalog.has_sequence_privilege(c.oid, 'select')) \
@@ -29,8 +30,8 @@ const SEQUENCE: &str = "(select pg_catalog.concat_ws(',', s.seqcache = 1, s.seqi
      join pg_catalog.pg_sequence s on s.seqrelid = c.oid \
      where n.nspname = 'lockkeeper' and c.relname = 'token')";
 
-/// A statement for a caller's own transaction. Its row: whether the transaction holds the lock, and the input of
-/// [`gives_tokens`].
+/// A statement for a caller's own transaction. Its row: whether the transaction holds the lock, and the input
+/// of [`gives_tokens`].
 pub(in super::super) fn is_held_and_fences(key: AdvisoryKey, shared: bool) -> String {
     format!("select {}, {SEQUENCE}", is_held(key, Some(shared)))
 }
@@ -40,12 +41,12 @@ pub(in super::super) fn gives_tokens(sequence: Option<&str>) -> bool {
     matches!(fencing(sequence), Fencing::Tokens { .. })
 }
 
-/// Checks that advisory locks work through this address, and reads the server's properties. They are read once for the
-/// life of the client.
+/// Checks that advisory locks work through this address, and reads the server's properties. They are read
+/// once for the life of the client.
 ///
 /// # Errors
-/// The server is too old, unreachable, or refuses; a transaction pooler was found; or two connections don't exclude
-/// each other.
+/// The server is too old, unreachable, or refuses; a transaction pooler was found; or two connections don't
+/// exclude each other.
 pub(super) async fn check(connector: &Connector) -> Result<(Common, Fencing), ConnectError> {
     let first = connector.connect(IDLE, None).await?;
     let found = facts(&first).await?;
@@ -108,16 +109,16 @@ fn fencing(sequence: Option<&str>) -> Fencing {
 }
 
 const PID: &str = "select pg_catalog.pg_backend_pid()";
-/// Number of checks whether connections keep their server processes. One is not enough: other traffic through a busy
-/// pooler may keep two connections apart by chance.
+/// Number of checks whether connections keep their server processes. One is not enough: other traffic through
+/// a busy pooler may keep two connections apart by chance.
 const ROUNDS: usize = 4;
 
 /// Whether each connection appears to have its own server process.
 ///
-/// Two connections through a transaction pooler may get the same server process, one after the other; two direct
-/// connections never do. Not to observe this proves nothing, so new connections, tries and waits are checked too. Only
-/// one transaction is open at a time, so that even the smallest pool has a process left for the first connection, or it
-/// turns out that both share one.
+/// Two connections through a transaction pooler may get the same server process, one after the other; two
+/// direct connections never do. Not to observe this proves nothing, so new connections, tries and waits are
+/// checked too. Only one transaction is open at a time, so that even the smallest pool has a process left for
+/// the first connection, or it turns out that both share one.
 async fn keep_apart(first: &Connection, others: &[Connection]) -> Result<bool, BackendError> {
     let doing = "say which process serves a connection";
     let process = pid(&ask(first, PID, doing).await?)?;
@@ -256,8 +257,8 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
     Ok(found)
 }
 
-/// What lies between this client and the server, as shown to users, if anything can be found. A proxy that forwards
-/// bytes shows only by the server's own address.
+/// What lies between this client and the server, as shown to users, if anything can be found. A proxy that
+/// forwards bytes shows only by the server's own address.
 async fn in_between(shared: &Shared) -> Result<Option<String>, BackendError> {
     let doing = "say on which address it was reached";
     let connection = shared.queries.connection().await?;

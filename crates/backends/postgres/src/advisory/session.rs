@@ -49,8 +49,8 @@ impl AdvisoryConn {
     fn acquire(&self, seq: Seq, asked: Arc<AcquireRequest>, responder: Responder) {
         let shared = self.shared.clone();
         let mut requests = self.requests.by_seq();
-        // If the acquire of a request has failed, its retry is a new request (P7): what the failed one may have left at
-        // the server is being terminated.
+        // If the acquire of a request has failed, its retry is a new request (P7): what the failed one may
+        // have left at the server is being terminated.
         if let Some(request) = requests.get(&seq).filter(|request| !request.failed()).cloned() {
             drop(requests);
             return match request.was_granted() {
@@ -69,8 +69,8 @@ impl AdvisoryConn {
 impl Conn for AdvisoryConn {
     fn submit(&self, call: Call, responder: Responder) {
         match call {
-            // There is nothing to open or to renew: connections are opened on demand, and a hold ends with its
-            // connection.
+            // There is nothing to open or to renew: connections are opened on demand, and a hold ends with
+            // its connection.
             Call::Open { .. } => responder.send(Ok(Answer::Opened)),
             Call::KeepAlive => responder.send(Ok(Answer::KeptAlive)),
             Call::Acquire { seq, request, .. } => self.acquire(seq, request, responder),
@@ -94,7 +94,8 @@ impl Conn for AdvisoryConn {
                 let shared = self.shared.clone();
                 responder.send_when(Box::pin(async move {
                     for request in left {
-                        // If the outcome is unknown, the server process is being terminated in the background.
+                        // If the outcome is unknown, the server process is being terminated in the
+                        // background.
                         let _ = finish(shared.clone(), request).await;
                     }
                     Ok(Answer::Closed)

@@ -1,8 +1,9 @@
-//! The SQL of advisory locks, in the simple protocol: one message per round trip, which works through every pooler.
+//! The SQL of advisory locks, in the simple protocol: one message per round trip, which works through every
+//! pooler.
 //!
-//! The statement that takes a lock costs the server more to plan than to execute. So a connection that leads to the
-//! server process itself prepares it once ([`Common::prepare`]), and executes it with each request's own comment before
-//! it.
+//! The statement that takes a lock costs the server more to plan than to execute. So a connection that leads
+//! to the server process itself prepares it once ([`Common::prepare`]), and executes it with each request's
+//! own comment before it.
 
 use tokio_postgres::SimpleQueryRow;
 
@@ -13,11 +14,11 @@ use lockkeeper_core::Token;
 /// SQL expression: draws a token.
 const TOKEN: &str = "pg_catalog.nextval('lockkeeper.token')";
 
-/// SQL expression: makes `token` durable at the end of the transaction. A sequence writes only every 32nd value to the
-/// WAL. If another, unfinished transaction wrote the WAL record that covers this token, a crash could lose the record,
-/// and the token would be issued again. So a message is written to the WAL, with which the commit of this transaction
-/// syncs all of the WAL up to the message. The message is omitted if the whole WAL up to now is synced already and no
-/// synchronous standby is configured.
+/// SQL expression: makes `token` durable at the end of the transaction. A sequence writes only every 32nd
+/// value to the WAL. If another, unfinished transaction wrote the WAL record that covers this token, a crash
+/// could lose the record, and the token would be issued again. So a message is written to the WAL, with which
+/// the commit of this transaction syncs all of the WAL up to the message. The message is omitted if the whole
+/// WAL up to now is synced already and no synchronous standby is configured.
 fn synced(token: &str, knows_log: bool) -> String {
     const SYNC: &str = "pg_catalog.pg_logical_emit_message(true, 'lockkeeper'::text, ''::text)";
     const UNSYNCED: &str = "(pg_catalog.pg_current_wal_flush_lsn() < pg_catalog.pg_current_wal_insert_lsn() \
@@ -26,14 +27,14 @@ fn synced(token: &str, knows_log: bool) -> String {
     format!("case when {token} is not null and {unsynced} then {SYNC} end")
 }
 
-/// Fails if the server does not report its WAL flush position, which servers with a storage layer of their own may
-/// refuse to do.
+/// Fails if the server does not report its WAL flush position, which servers with a storage layer of their
+/// own may refuse to do.
 pub(super) const KNOWS_LOG: &str =
     "select pg_catalog.pg_current_wal_flush_lsn() <= pg_catalog.pg_current_wal_insert_lsn()";
 
-/// A statement that draws a token in the caller's own transaction; the token is the row's first column, and durable
-/// once the transaction is committed. The WAL message is always written: the server may refuse to report its flush
-/// position, and an error would abort the caller's transaction.
+/// A statement that draws a token in the caller's own transaction; the token is the row's first column, and
+/// durable once the transaction is committed. The WAL message is always written: the server may refuse to
+/// report its flush position, and an error would abort the caller's transaction.
 pub(in super::super) fn draw_in_transaction() -> String {
     // The commit of this transaction waits for the disk even with `synchronous_commit = off`.
     const COMMIT_WAITS: &str = "case when pg_catalog.current_setting('synchronous_commit') = 'off' \
@@ -69,7 +70,8 @@ pub(super) struct Statements {
     pub(super) key: AdvisoryKey,
     pub(super) shared: bool,
     pub(super) badge: Badge,
-    /// Whether the connection leads to the server process without a pooler, and has executed [`Common::prepare`].
+    /// Whether the connection leads to the server process without a pooler, and has executed
+    /// [`Common::prepare`].
     pub(super) direct: bool,
 }
 
@@ -112,14 +114,14 @@ impl Common {
         )
     }
 
-    /// The statement that takes a lock, draws its token, and sets the holder's badge. Its row: whether the lock was
-    /// taken, the token, the server process, and whether that process had the lock before.
+    /// The statement that takes a lock, draws its token, and sets the holder's badge. Its row: whether the
+    /// lock was taken, the token, the server process, and whether that process had the lock before.
     ///
-    /// `before` and `lock` are SQL expressions. `before`: whether the server process has the lock already; then the
-    /// lock is not taken. It belongs to the same statement, since a pooler may send the next statement to another
-    /// process. `lock`: takes the lock; returns whether it is held. `first`: further expressions for the innermost
-    /// subquery, which is executed first. `offset 0` keeps the planner from merging the subqueries, so that the token
-    /// is drawn after the lock is held.
+    /// `before` and `lock` are SQL expressions. `before`: whether the server process has the lock already;
+    /// then the lock is not taken. It belongs to the same statement, since a pooler may send the next
+    /// statement to another process. `lock`: takes the lock; returns whether it is held. `first`: further
+    /// expressions for the innermost subquery, which is executed first. `offset 0` keeps the planner from
+    /// merging the subqueries, so that the token is drawn after the lock is held.
     fn take(&self, lock: &str, before: &str, badge: Words<'_>, first: &str) -> String {
         let (token, sync) = match self.tokens {
             true => (TOKEN, synced("token", self.knows_log)),
@@ -154,8 +156,8 @@ impl Statements {
     fn take(&self, family: &str, note: &Note) -> String {
         let (id, label) = self.badge.words();
         let words = Words { id: &id, label: &label };
-        // A server process that has the lock can take it once more, even if it took the lock for another client of a
-        // pooler.
+        // A server process that has the lock can take it once more, even if it took the lock for another
+        // client of a pooler.
         let before = if self.direct { "false".to_owned() } else { is_held(self.key, None) };
         let call = self.call(&function(family, self.shared));
         // A function that waits returns void, which is not null.
@@ -169,8 +171,8 @@ impl Statements {
         format!("{function}({})", self.key.arguments())
     }
 
-    /// Checks a hold. The row: the server process, and whether that process has the lock. Through a transaction pooler
-    /// the process may be another client's. The comment replaces the note shown before.
+    /// Checks a hold. The row: the server process, and whether that process has the lock. Through a
+    /// transaction pooler the process may be another client's. The comment replaces the note shown before.
     pub(super) fn verify(&self, note: &Note) -> String {
         let comment = note.comment(self.common.shown_bytes);
         format!("{comment}select pg_catalog.pg_backend_pid(), {}", is_held(self.key, Some(self.shared)))
@@ -182,8 +184,8 @@ impl Statements {
         format!("select {}, {}", self.call(&unlock), set_name_idle())
     }
 
-    /// Prefix of the next statement after a failed try: removes the badge. Empty on a direct connection, where a failed
-    /// try sets no badge.
+    /// Prefix of the next statement after a failed try: removes the badge. Empty on a direct connection,
+    /// where a failed try sets no badge.
     pub(super) fn give_up(&self) -> String {
         if self.direct { String::new() } else { format!("select {}; ", set_name_idle()) }
     }
@@ -204,8 +206,8 @@ pub(super) fn mode(shared: bool) -> &'static str {
     if shared { "ShareLock" } else { "ExclusiveLock" }
 }
 
-/// SQL expression: whether the current server process has this lock in the given mode, or in any mode if `shared` is
-/// `None`.
+/// SQL expression: whether the current server process has this lock in the given mode, or in any mode if
+/// `shared` is `None`.
 pub(super) fn is_held(key: AdvisoryKey, shared: Option<bool>) -> String {
     let mode = shared.map(|shared| format!(" and mode = '{}'", mode(shared))).unwrap_or_default();
     format!(
@@ -234,7 +236,8 @@ pub(super) fn is_locked(key: AdvisoryKey) -> String {
 pub(super) const IN_THIS_DATABASE: &str = "locktype = 'advisory' and database = \
     (select oid from pg_catalog.pg_database where datname = pg_catalog.current_database())";
 
-/// SQL expression on `pg_stat_activity`: the start of a server process. Pids repeat after a fail-over or a restart.
+/// SQL expression on `pg_stat_activity`: the start of a server process. Pids repeat after a fail-over or a
+/// restart.
 pub(super) const BEGAN: &str = "extract(epoch from backend_start)::text";
 
 /// Condition on `pg_stat_activity`: this server process, and no later one with the same pid.
@@ -242,10 +245,10 @@ pub(super) fn is_process(pid: i32, began: &str) -> String {
     format!("pid = {pid} and {BEGAN} = '{began}'")
 }
 
-/// Prepares a new connection for long holds: no timeout of the role or the database may end its statements, and the
-/// server sends TCP keep-alives, so that a vanished machine keeps its locks for half a minute and not for hours
-/// (DistributedLock issue 230). Commits wait for the disk even with `synchronous_commit = off`. The row: the server
-/// process, and its start time.
+/// Prepares a new connection for long holds: no timeout of the role or the database may end its statements,
+/// and the server sends TCP keep-alives, so that a vanished machine keeps its locks for half a minute and not
+/// for hours (DistributedLock issue 230). Commits wait for the disk even with `synchronous_commit = off`. The
+/// row: the server process, and its start time.
 pub(super) fn prepare_session(version: u32) -> String {
     let newer = PATIENT_SINCE.iter().filter(|(_, since)| version >= *since).map(|(setting, _)| *setting);
     let patient = PATIENT.iter().copied().chain(newer).map(|setting| (setting, "0"));

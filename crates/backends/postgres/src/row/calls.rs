@@ -84,8 +84,8 @@ pub(super) struct Acquired {
     pub(super) permits: Option<i32>,
     pub(super) holder: Option<String>,
     pub(super) ahead: u64,
-    /// How long what blocks the request lasts at most: a hold with its closed time, or a waiter ahead if the lock is
-    /// free.
+    /// How long what blocks the request lasts at most: a hold with its closed time, or a waiter ahead if the
+    /// lock is free.
     pub(super) left: Option<Duration>,
 }
 

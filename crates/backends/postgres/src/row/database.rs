@@ -1,8 +1,10 @@
-//! Calls to the database: each is one statement, within a time limit, on a connection that many calls use at once.
+//! Calls to the database: each is one statement, within a time limit, on a connection that many calls use at
+//! once.
 //!
-//! Statements are pipelined, as each is short and a whole transaction. A pooled connection has no state except prepared
-//! statements, and these are used only without a transaction pooler in between: before version 1.21, PgBouncer may
-//! execute a prepared statement in another server process than the one that prepared it.
+//! Statements are pipelined, as each is short and a whole transaction. A pooled connection has no state
+//! except prepared statements, and these are used only without a transaction pooler in between: before
+//! version 1.21, PgBouncer may execute a prepared statement in another server process than the one that
+//! prepared it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,8 +33,8 @@ pub(super) type Params<'a> = &'a [&'a (dyn ToSql + Sync)];
 pub(super) struct Database {
     connector: Connector,
     pool: Pool<RowConnector>,
-    /// Whether a notification has confirmed that no transaction pooler lies in between. False again once a prepared
-    /// statement is missing.
+    /// Whether a notification has confirmed that no transaction pooler lies in between. False again once a
+    /// prepared statement is missing.
     direct: AtomicBool,
 }
 
@@ -57,8 +59,8 @@ pub(super) enum RowFailure {
 }
 
 impl RowFailure {
-    /// Whether the statement may have been executed, or may still be running (P12). A refused statement was rolled
-    /// back.
+    /// Whether the statement may have been executed, or may still be running (P12). A refused statement was
+    /// rolled back.
     pub(super) fn may_have_arrived(&self) -> bool {
         matches!(self, Self::NoAnswer(NoAnswer::Ended(_) | NoAnswer::Silent(_)))
     }
@@ -125,8 +127,8 @@ impl Database {
         listen.map(|_| connection).map_err(|why| why.explained("listen for wake-ups"))
     }
 
-    /// The last error of opening a connection, or the last time limit that passed, unless a connection was opened
-    /// since.
+    /// The last error of opening a connection, or the last time limit that passed, unless a connection was
+    /// opened since.
     pub(super) fn trouble(&self) -> Option<BackendError> {
         self.pool.trouble()
     }
@@ -201,8 +203,8 @@ impl Database {
     ) -> Result<Vec<Row>, NoAnswer> {
         if self.direct.load(Ordering::Relaxed) {
             match connection.run_prepared(statement, params).await {
-                // There is a pooler after all: the statement is prepared in one server process, and missing or prepared
-                // already in another.
+                // There is a pooler after all: the statement is prepared in one server process, and missing
+                // or prepared already in another.
                 Err(error) if is_about_preparing(&error) => self.direct.store(false, Ordering::Relaxed),
                 rows => return answered_by(rows),
             }
@@ -230,9 +232,9 @@ impl RowConnection {
         self.given_up.cancelled().await;
     }
 
-    /// Marks this connection as unusable for further calls, and cancels its running statement. Otherwise, while an
-    /// operator's lock blocks a row, each retry would leave behind one more connection whose statement waits for that
-    /// row.
+    /// Marks this connection as unusable for further calls, and cancels its running statement. Otherwise,
+    /// while an operator's lock blocks a row, each retry would leave behind one more connection whose
+    /// statement waits for that row.
     fn give_up(&self, lease_thread: &LeaseThread) {
         if self.given_up.is_cancelled() {
             return;

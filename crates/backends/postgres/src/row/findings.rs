@@ -6,8 +6,8 @@ use tokio_postgres::Row;
 use super::calls::column;
 use super::listen::Hearing;
 
-/// `rows`: the result of `SETTINGS`, which are the settings in effect for this user. `hearing`: whether notifications
-/// arrive.
+/// `rows`: the result of `SETTINGS`, which are the settings in effect for this user. `hearing`: whether
+/// notifications arrive.
 pub(super) fn of(rows: &[Row], hearing: Hearing) -> Result<Vec<Finding>, BackendError> {
     let row = rows.first();
     let is_off = |at| column::<String>(row, at).map(|value| value == "off");

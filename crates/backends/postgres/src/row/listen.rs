@@ -1,8 +1,9 @@
 //! Wake-ups of waiters: one connection that LISTENs, and a check whether its notifications arrive.
 //!
-//! Behind a transaction pooler, LISTEN takes effect in a server process that serves another client a moment later, and
-//! no error reports it. So this client sends itself a notification (the *echo*) over another connection. If it arrives,
-//! there is no transaction pooler, and releases wake this client's waiters. If not, waiters poll.
+//! Behind a transaction pooler, LISTEN takes effect in a server process that serves another client a moment
+//! later, and no error reports it. So this client sends itself a notification (the *echo*) over another
+//! connection. If it arrives, there is no transaction pooler, and releases wake this client's waiters. If
+//! not, waiters poll.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,8 +41,8 @@ pub(super) enum Hearing {
 const ECHO: Duration = Duration::from_secs(2);
 /// Shortest and longest pause before another listening connection is opened.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// Interval at which this client asks the database to remove stale rows. `row_clean` does nothing if it ran for any
-/// client in the last ten seconds.
+/// Interval at which this client asks the database to remove stale rows. `row_clean` does nothing if it ran
+/// for any client in the last ten seconds.
 const CLEANING: Duration = Duration::from_secs(30);
 /// Maximum locks cleaned per run, of up to 20 times as many examined: a few milliseconds of work.
 const CLEANED: i32 = 500;
@@ -55,7 +56,8 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens on one connection after the other, and cleans up, until all receivers of `listening` are dropped.
+    /// Listens on one connection after the other, and cleans up, until all receivers of `listening` are
+    /// dropped.
     pub(super) async fn run(self) {
         tokio::select! {
             () = self.listening.closed() => {}
@@ -135,8 +137,8 @@ impl Listener {
     }
 }
 
-/// Calls `row_clean` periodically, and again at once while it removes rows. Failures are ignored: a later call makes up
-/// for them.
+/// Calls `row_clean` periodically, and again at once while it removes rows. Failures are ignored: a later
+/// call makes up for them.
 async fn clean(database: &Database) {
     let mut again = false;
     loop {

@@ -1,9 +1,9 @@
 //! `lock=row`: a hold is a row with a lease, which expires by the database's clock unless it is renewed.
 //!
-//! The functions in `row.sql` make all state transitions. Each call is one statement and one transaction, so lease rows
-//! work through transaction poolers, and a client that stops half-way leaves nothing locked. Reading order: `row.sql`,
-//! [`calls`] (bindings to its functions), [`database`] (connections), [`store`] (entries, for `backends/leased`),
-//! [`listen`] (wake-ups), `operate.sql` (for operators).
+//! The functions in `row.sql` make all state transitions. Each call is one statement and one transaction, so
+//! lease rows work through transaction poolers, and a client that stops half-way leaves nothing locked.
+//! Reading order: `row.sql`, [`calls`] (bindings to its functions), [`database`] (connections), [`store`]
+//! (entries, for `backends/leased`), [`listen`] (wake-ups), `operate.sql` (for operators).
 
 mod calls;
 mod database;
@@ -113,8 +113,8 @@ struct RowBackend {
 /// Connects to `postgres://…?lock=row&connections=N`.
 ///
 /// # Errors
-/// A bad address; an unreachable database; a missing or outdated schema; a user without the privilege to use it, or
-/// whose transactions don't begin as `read committed`.
+/// A bad address; an unreachable database; a missing or outdated schema; a user without the privilege to use
+/// it, or whose transactions don't begin as `read committed`.
 pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     const WANTED: &str = "a number of connections from 1 to 1000";
     let settings = Settings::of(url, &["connections"])?;
@@ -143,8 +143,8 @@ pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     Ok(Arc::new(RowBackend { store, wakes, lease_thread, listener }))
 }
 
-/// Checks that the schema exists, has at least the version needed and is usable by this user, and that transactions
-/// begin as `read committed`.
+/// Checks that the schema exists, has at least the version needed and is usable by this user, and that
+/// transactions begin as `read committed`.
 async fn check(store: &RowStore) -> Result<(), BackendError> {
     let init = &store.init;
     let rows = store.database.call(store.limit, &VERSION_OF, &[]).await.map_err(|failure| {
@@ -178,8 +178,8 @@ async fn check(store: &RowStore) -> Result<(), BackendError> {
 
 /// 64 random bits, not for secrets.
 fn random() -> u64 {
-    // Without randomness, waiters poll at the same times and clients share one notification channel, which costs only
-    // speed.
+    // Without randomness, waiters poll at the same times and clients share one notification channel, which
+    // costs only speed.
     getrandom::u64().unwrap_or_default()
 }
 

@@ -1,5 +1,6 @@
-//! Stores each request ([`Entry`]: one session's hold or wait on one lock) as a row with an expiry time. Each call is
-//! one SQL statement (a renewal: one per [`RENEWED_AT_ONCE`] entries); this module interprets its result.
+//! Stores each request ([`Entry`]: one session's hold or wait on one lock) as a row with an expiry time. Each
+//! call is one SQL statement (a renewal: one per [`RENEWED_AT_ONCE`] entries); this module interprets its
+//! result.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -21,11 +22,14 @@ use crate::answer::{NoAnswer, kind_of};
 /// Maximum entries renewed by one statement. Their rows stay locked until it commits.
 const RENEWED_AT_ONCE: usize = 1000;
 
-/// Margin added to the remaining time that the database reports, so that the hold has expired at the next try.
+/// Margin added to the remaining time that the database reports, so that the hold has expired at the next
+/// try.
 const AFTER: Duration = Duration::from_millis(3);
-/// Longest pause of the first waiter between two tries even if notifications work: a notification may be lost.
+/// Longest pause of the first waiter between two tries even if notifications work: a notification may be
+/// lost.
 const HEAD_LOOKS: Duration = Duration::from_secs(1);
-/// Mean polling interval of the first waiter without notifications. Each waiter ahead adds as much, up to `POLL_MOST`.
+/// Mean polling interval of the first waiter without notifications. Each waiter ahead adds as much, up to
+/// `POLL_MOST`.
 const POLL: Duration = Duration::from_millis(100);
 const POLL_MOST: Duration = Duration::from_secs(2);
 
@@ -52,8 +56,8 @@ impl RowStore {
         let (ttl, closes) = (ms(entry.ttl), ms(entry.closed_after_expiry()));
         let (label, meta): (_, &[u8]) = (text(&attempt.label), &attempt.meta);
         let hearing = self.listening.borrow().hearing;
-        // The channel's id is stored unless notifications are known to fail: if they are confirmed later, the holder
-        // can still be notified of a break.
+        // The channel's id is stored unless notifications are known to fail: if they are confirmed later, the
+        // holder can still be notified of a break.
         let wake = (hearing != Hearing::Deaf).then_some(self.wake.as_str());
         let (name, id, wait) = (entry.name.as_str(), &entry.id.0, attempt.wait);
         let params: Params<'_> = &[&name, id, &permit, &of, &ttl, &closes, &wait, &label, &meta, &wake];
@@ -77,8 +81,8 @@ impl RowStore {
             let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
             let ids: Vec<&str> = entries.iter().map(|entry| entry.id.0.as_str()).collect();
             let ttls: Vec<i64> = entries.iter().map(|entry| ms(entry.ttl)).collect();
-            // On the listening connection, where renewals don't queue behind other calls. If the server allows no
-            // connection for it, they share the pool: a late renewal is better than none.
+            // On the listening connection, where renewals don't queue behind other calls. If the server
+            // allows no connection for it, they share the pool: a late renewal is better than none.
             let own = self.listening.borrow().connection.clone();
             let answered = self.database.call_on(own.as_deref(), limit, &RENEW, &[&names, &ids, &ttls]).await;
             let rows = answered.map_err(|failure| self.unanswered(failure, "renew"))?;
@@ -196,13 +200,13 @@ fn tried(entry: &Entry, acquired: Acquired, hears: bool) -> Tried {
     }
 }
 
-/// How long a waiter sleeps at most before it tries again. `ahead` waiters are before it, and what blocks it (a hold,
-/// or a waiter ahead) lasts at most for `left`.
+/// How long a waiter sleeps at most before it tries again. `ahead` waiters are before it, and what blocks it
+/// (a hold, or a waiter ahead) lasts at most for `left`.
 ///
-/// A waiter tries when `left` is over, or after a longest pause if that is earlier. With notifications the longest
-/// pause is [`HEAD_LOOKS`] for the first waiter and a third of the ttl for the others. Without notifications it is at
-/// most a third of the ttl, short for the first waiters and longer for the later ones, so that the load per waiter
-/// falls as their number grows.
+/// A waiter tries when `left` is over, or after a longest pause if that is earlier. With notifications the
+/// longest pause is [`HEAD_LOOKS`] for the first waiter and a third of the ttl for the others. Without
+/// notifications it is at most a third of the ttl, short for the first waiters and longer for the later ones,
+/// so that the load per waiter falls as their number grows.
 fn again(ttl: Duration, ahead: u64, left: Option<Duration>, hears: bool) -> Duration {
     let at_most = if hears && ahead == 0 {
         HEAD_LOOKS

@@ -17,8 +17,8 @@ async fn a_renewal_never_recreates_a_key() {
     assert_eq!(keys(&redis), [""; 0]);
 }
 
-/// A key is renewed and released only if it has the holder's value: a later holder's key keeps its value and its
-/// expiry.
+/// A key is renewed and released only if it has the holder's value: a later holder's key keeps its value and
+/// its expiry.
 #[tokio::test]
 async fn another_holders_key_is_neither_renewed_nor_released() {
     let redis = Redis::start();
@@ -80,8 +80,8 @@ async fn a_server_that_lost_the_scripts_is_sent_them_again() {
         held
     };
     redis.cli(&["SCRIPT", "FLUSH"]);
-    // Each of these finds its script missing: the renewals of several holds in one batch, then an inspection, then
-    // verifications and releases.
+    // Each of these finds its script missing: the renewals of several holds in one batch, then an inspection,
+    // then verifications and releases.
     let before = held[0].valid_until().unwrap();
     until("they are renewed", async || (held[0].valid_until().unwrap() > before).then_some(())).await;
     redis.cli(&["SCRIPT", "FLUSH"]);
@@ -98,7 +98,8 @@ async fn a_server_that_lost_the_scripts_is_sent_them_again() {
     assert!(calls(&redis, "eval") > 0);
 }
 
-/// One atomic step: a holder that crashes right after its SET leaves a key with an expiry and its owner's name.
+/// One atomic step: a holder that crashes right after its SET leaves a key with an expiry and its owner's
+/// name.
 #[tokio::test]
 async fn a_hold_is_one_command() {
     let redis = Redis::start();
@@ -181,8 +182,8 @@ fn ended_runtimes_free_their_connections() {
         let runtime = runtime();
         runtime.block_on(until("a connection of its own", async || {
             locks.mutex("jobs").acquire().await.unwrap().release().await.unwrap();
-            // Pushes arrive on the main connection, whose subscription makes its type `pubsub`. Of the two normal
-            // ones, one is that of `redis-cli` itself.
+            // Pushes arrive on the main connection, whose subscription makes its type `pubsub`. Of the two
+            // normal ones, one is that of `redis-cli` itself.
             (redis.cli(&["CLIENT", "LIST", "TYPE", "normal"]).lines().count() == 2).then_some(())
         }));
     }

@@ -22,8 +22,8 @@ async fn until_nothing_is_left(redis: &Redis, what: &str) {
     .await;
 }
 
-/// The holds expire while the server is paused. Each holder detects the loss by its own lease deadline, without an
-/// answer (P5). After the pause the next waiter is granted the lock.
+/// The holds expire while the server is paused. Each holder detects the loss by its own lease deadline,
+/// without an answer (P5). After the pause the next waiter is granted the lock.
 #[tokio::test]
 async fn a_pause_longer_than_the_ttl_expires_holds_and_grants_the_next_waiter() {
     let redis = Redis::start();
@@ -165,8 +165,8 @@ async fn lost_answers_grant_nothing_twice_with_tokens() {
     answers_are_lost("?fencing=counter").await;
 }
 
-/// An acquire command that arrives after the command that ended its request must not take the lock, which would not be
-/// released again.
+/// An acquire command that arrives after the command that ended its request must not take the lock, which
+/// would not be released again.
 #[tokio::test]
 async fn an_acquire_that_arrives_after_its_end_holds_nothing() {
     let redis = durable();
@@ -273,8 +273,8 @@ async fn no_renewal_follows_a_release() {
     other.verify().await.unwrap();
 }
 
-/// The lease deadline is computed from the moment before a renewal is sent, not from its answer, and takes effect also
-/// while a renewal is unanswered.
+/// The lease deadline is computed from the moment before a renewal is sent, not from its answer, and takes
+/// effect also while a renewal is unanswered.
 #[tokio::test]
 async fn a_holder_that_is_cut_off_detects_its_loss_before_its_key_expires() {
     let redis = Redis::start();
@@ -296,8 +296,8 @@ async fn a_holder_that_is_cut_off_detects_its_loss_before_its_key_expires() {
     assert!(client(&redis, "next").await.mutex("jobs").try_acquire().await.unwrap().is_some());
 }
 
-/// The wall clocks of client and server differ by an hour. The age of a hold is measured by the server's clock alone,
-/// and renewal and exclusion work as usual.
+/// The wall clocks of client and server differ by an hour. The age of a hold is measured by the server's
+/// clock alone, and renewal and exclusion work as usual.
 #[tokio::test]
 async fn a_holds_age_is_measured_by_the_servers_clock() {
     let redis = Redis::with_clock();

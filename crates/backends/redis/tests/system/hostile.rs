@@ -1,4 +1,5 @@
-//! A server that is broken, or none of Redis: what it sends costs its clients little memory, and they report it.
+//! A server that is broken, or none of Redis: what it sends costs its clients little memory, and they report
+//! it.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

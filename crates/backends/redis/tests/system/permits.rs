@@ -32,8 +32,8 @@ async fn the_lowest_free_slot_is_taken() {
     assert!(eleventh.is_none());
 }
 
-/// Rule L3 (docs/table-rules.md): a request with another limit than the one in use is refused, and the error names both
-/// limits.
+/// Rule L3 (docs/table-rules.md): a request with another limit than the one in use is refused, and the error
+/// names both limits.
 #[tokio::test]
 async fn a_limit_other_than_the_one_in_use_is_refused_with_both() {
     let redis = Redis::start();
@@ -100,8 +100,8 @@ async fn a_crash_frees_its_own_permit_and_no_other() {
     assert!(crashed.loss().is_some(), "it knew before its slot was free (P5)");
     kept.verify().await.unwrap();
     drop(crashed);
-    // The lock's own key, which excludes exclusive holds while permits are held, is deleted with the last permit. So an
-    // exclusive request need not wait until it expires.
+    // The lock's own key, which excludes exclusive holds while permits are held, is deleted with the last
+    // permit. So an exclusive request need not wait until it expires.
     kept.release().await.unwrap();
     next.release().await.unwrap();
     assert!(stays.mutex("slots").try_acquire().await.unwrap().is_some());

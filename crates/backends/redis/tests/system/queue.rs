@@ -41,8 +41,8 @@ async fn commands_for_each_hand_over(waiters: usize) -> f64 {
 #[tokio::test]
 async fn the_commands_for_a_hand_over_do_not_grow_with_the_queue() {
     let (few, many) = (commands_for_each_hand_over(2).await, commands_for_each_hand_over(48).await);
-    // Expected per hand-over: the release, the attempt that is granted, and a few early attempts of the next waiters.
-    // If each release woke every waiter, each of the 48 would try 24 times on average.
+    // Expected per hand-over: the release, the attempt that is granted, and a few early attempts of the next
+    // waiters. If each release woke every waiter, each of the 48 would try 24 times on average.
     assert!(few <= 5.0 && many <= 5.0, "2 waiters: {few} commands each, 48: {many}");
 }
 
@@ -93,8 +93,8 @@ async fn a_cancelled_waiter_leaves_the_queue_although_its_removal_was_lost() {
     tokio::time::timeout(20 * SECOND, next).await.expect("it is the first in the queue").unwrap().unwrap();
 }
 
-/// A request that arrives just after a release does not overtake the waiters: the release reserves the lock for the
-/// queue.
+/// A request that arrives just after a release does not overtake the waiters: the release reserves the lock
+/// for the queue.
 #[tokio::test]
 async fn no_request_overtakes_the_queue_at_a_release() {
     let redis = Redis::start();

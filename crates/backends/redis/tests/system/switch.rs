@@ -95,7 +95,8 @@ impl Switch {
     }
 }
 
-/// If a write to the client fails, leaves the server's socket open: bytes for the server may have been kept back.
+/// If a write to the client fails, leaves the server's socket open: bytes for the server may have been kept
+/// back.
 fn pass_down(mut from: TcpStream, mut to: TcpStream) {
     let mut piece = [0; 64 << 10];
     while let Ok(read @ 1..) = from.read(&mut piece) {

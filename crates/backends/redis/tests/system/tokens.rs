@@ -1,5 +1,5 @@
-//! Tokens of `?fencing=counter`: drawn in the same atomic step as the SET, and higher than before after any data loss.
-//! Servers whose settings can lose the counter are refused.
+//! Tokens of `?fencing=counter`: drawn in the same atomic step as the SET, and higher than before after any
+//! data loss. Servers whose settings can lose the counter are refused.
 
 use lockkeeper::{BreakOrder, Broken, Locks, Token, TokenStatus};
 use lockkeeper_rig::Redis;

@@ -5,8 +5,8 @@ use lockkeeper_rig::{OneSentinel, Redis, RedisCluster, Sentinel};
 
 use crate::support::{SECOND, loss, until, until_waiting};
 
-/// After the death of the primary, clients find the new one, and a replicated hold is kept. A hold whose key is missing
-/// there is lost, and its holder detects the loss.
+/// After the death of the primary, clients find the new one, and a replicated hold is kept. A hold whose key
+/// is missing there is lost, and its holder detects the loss.
 #[tokio::test]
 async fn after_a_fail_over_the_new_primary_is_found() {
     let servers = Sentinel::with(&["--appendonly", "yes"]);

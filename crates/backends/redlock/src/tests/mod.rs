@@ -254,8 +254,8 @@ async fn a_release_wakes_a_waiter_and_a_rivals_take_back_does_not() {
     assert_eq!(nodes.iter().map(Fake::waiters).sum::<usize>(), 0, "who holds waits nowhere");
 }
 
-/// P5: the session's deadline counts from its latest acknowledged keep-alive; no hold may expire on its nodes before
-/// that deadline.
+/// P5: the session's deadline counts from its latest acknowledged keep-alive; no hold may expire on its nodes
+/// before that deadline.
 #[tokio::test(start_paused = true)]
 async fn grants_from_before_a_keep_alive_do_not_count_after_it() {
     let nodes = nodes(3);
@@ -265,7 +265,8 @@ async fn grants_from_before_a_keep_alive_do_not_count_after_it() {
     let (asked, asks) = (store.clone(), attempt(&entry, false));
     let trying = tokio::spawn(async move { asked.attempt(asks).await });
     sleep(60 * MS).await;
-    // The nodes have executed the attempt. The keep-alive is acknowledged without a call, since nothing holds yet.
+    // The nodes have executed the attempt. The keep-alive is acknowledged without a call, since nothing holds
+    // yet.
     assert_eq!(store.renew(vec![entry.clone()]).await, Ok(vec![Renewed::Kept]));
     let late = trying.await.unwrap();
     assert!(matches!(late, Err(CallError { sent: true, .. })), "{late:?}");

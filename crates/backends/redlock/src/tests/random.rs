@@ -1,5 +1,5 @@
-//! Random clients over random faults: a holder within its deadline has a majority of the nodes, so that there is at
-//! most one.
+//! Random clients over random faults: a holder within its deadline has a majority of the nodes, so that there
+//! is at most one.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -69,7 +69,8 @@ impl Subject for Servers {
     }
 
     fn refusals(&self) -> &'static [(BackendErrorKind, ServiceRefusal)] {
-        // Redis' own table is tested in its package. One that passes by itself, and one that needs an operator.
+        // Redis' own table is tested in its package. One that passes by itself, and one that needs an
+        // operator.
         &[
             (Unreachable, ServiceRefusal { code: "LOADING", text: "Redis is loading the dataset in memory" }),
             (
@@ -110,8 +111,8 @@ impl Subject for Servers {
         true
     }
 
-    /// Holds back the attempt at every server. Keep-alives use other connections than acquires, so they are not held
-    /// back.
+    /// Holds back the attempt at every server. Keep-alives use other connections than acquires, so they are
+    /// not held back.
     fn hold_back(&self, name: &str) -> bool {
         self.faults.hold_back(name, SERVERS);
         true

@@ -145,8 +145,8 @@ async fn one_clock_that_is_set_forward_breaks_nothing() {
     assert!(try_to_hold(&two).await.is_some());
 }
 
-/// With this ttl the time limit of an attempt at one server is 1 s. Fifty acquires would take 50 s if each waited for
-/// the hung server.
+/// With this ttl the time limit of an attempt at one server is 1 s. Fifty acquires would take 50 s if each
+/// waited for the hung server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_hung_server_does_not_slow_acquires_to_its_time_limit() {
     let servers = Servers::start(5);
@@ -164,8 +164,8 @@ async fn one_hung_server_does_not_slow_acquires_to_its_time_limit() {
     servers.until_nothing_is_left(NAME).await;
 }
 
-/// Without the three hung servers there is no majority. They may execute the calls after they resume, so the entries
-/// are removed again then.
+/// Without the three hung servers there is no majority. They may execute the calls after they resume, so the
+/// entries are removed again then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_three_of_five_hung_acquires_are_in_doubt_and_leave_no_entries() {
     let servers = Servers::start(5);

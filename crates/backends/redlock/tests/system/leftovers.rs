@@ -104,8 +104,8 @@ fn a_runtime_that_ends_and_a_guard_that_is_dropped_outside_of_any_leave_nothing(
         let locks = lasting.block_on(lockkeeper::Locks::connect(&url)).unwrap();
         let short = runtime();
         let held = short.block_on(try_to_hold(&locks)).expect("it is free");
-        // When the runtime ends, the acquire of `NAME` is pending, and one server has not yet answered the acquire of
-        // `another`.
+        // When the runtime ends, the acquire of `NAME` is pending, and one server has not yet answered the
+        // acquire of `another`.
         let waiting = locks.mutex(NAME).ttl(10 * SECOND);
         short.spawn(async move { waiting.acquire().await.map(drop) });
         servers.0[2].stop();

@@ -5,7 +5,8 @@ use lockkeeper_rig::Redis;
 
 use crate::support::{NAME, SECOND, Servers, hold, try_to_hold, until};
 
-/// A single server that restarts without its data within a ttl is enough, if another server never stored the hold.
+/// A single server that restarts without its data within a ttl is enough, if another server never stored the
+/// hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_comes_back_empty_within_a_ttl_can_grant_the_lock_twice() {
     let servers = Servers::start(3);

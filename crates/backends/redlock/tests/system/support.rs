@@ -39,8 +39,8 @@ impl Servers {
         self.0.iter().filter(|server| server.pid().is_some()).filter(has).count()
     }
 
-    /// A hold that every server has. A majority is enough for a hold, so on a busy machine one server's attempt may
-    /// be dropped: then the hold is released and acquired again.
+    /// A hold that every server has. A majority is enough for a hold, so on a busy machine one server's
+    /// attempt may be dropped: then the hold is released and acquired again.
     pub(crate) async fn held_by_all(&self, locks: &Locks, ttl: Duration) -> Guard<Unfenced> {
         until("all servers have it", async || {
             let held = hold(locks, ttl).await.unwrap();

@@ -33,7 +33,8 @@ async fn tls_asks_for_both_certificates() {
     }
 }
 
-/// A user of the scheme `digest` is a name with its password: during a change, the operator admits both to the nodes.
+/// A user of the scheme `digest` is a name with its password: during a change, the operator admits both to
+/// the nodes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn password_is_read_again_for_each_session() {
     let server = ZooKeeper::start();

@@ -18,8 +18,8 @@ fn leader(servers: &[ZooKeeper]) -> &ZooKeeper {
 
 /// A hold is kept while each of the members in turn is killed, and while the leader is stopped.
 ///
-/// A client that is connected to the stopped member finds that out after two thirds of the ttl. The rest must be enough
-/// for the others' election, which on a busy machine has several rounds of up to 5 s (`initLimit`).
+/// A client that is connected to the stopped member finds that out after two thirds of the ttl. The rest must
+/// be enough for the others' election, which on a busy machine has several rounds of up to 5 s (`initLimit`).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_survives_the_loss_of_any_member() {
     const TTL: Duration = Duration::from_secs(60);
@@ -44,8 +44,8 @@ async fn hold_survives_the_loss_of_any_member() {
     next.release().await.unwrap();
 }
 
-/// A member that is cut off from the others answers reads and pings for a while. A hold through it is lost here before the
-/// others grant the lock again.
+/// A member that is cut off from the others answers reads and pings for a while. A hold through it is lost
+/// here before the others grant the lock again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_through_a_member_without_a_majority_is_lost_first() {
     let servers = ZooKeeper::ensemble();

@@ -1,4 +1,5 @@
-//! `zookeeper:` on real servers: its queue, its nodes, other clients' nodes beside them, and ensembles that lose members.
+//! `zookeeper:` on real servers: its queue, its nodes, other clients' nodes beside them, and ensembles that
+//! lose members.
 
 mod access;
 mod contract;

@@ -180,7 +180,8 @@ async fn deleted_node_is_a_loss_at_once_and_its_release_spares_the_next_holder()
     next.release().await.unwrap();
 }
 
-/// ZooKeeper removes empty containers, here after 100 ms: the lock's node may vanish at any moment of an acquire.
+/// ZooKeeper removes empty containers, here after 100 ms: the lock's node may vanish at any moment of an
+/// acquire.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removed_containers_disturb_no_acquire() {
     let server = ZooKeeper::start();

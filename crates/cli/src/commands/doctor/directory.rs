@@ -40,7 +40,8 @@ fn filesystem(path: &Path) -> Option<String> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
     let mounted = mounts.lines().filter_map(|line| {
         let (place, kind) = line.split_once(" - ")?;
-        // Mount points with spaces and similar characters are written with octal escapes; they are not matched.
+        // Mount points with spaces and similar characters are written with octal escapes; they are not
+        // matched.
         let place = place.split(' ').nth(4)?;
         path.starts_with(place).then(|| (place.len(), kind.split(' ').next().unwrap_or_default().to_owned()))
     });

@@ -18,8 +18,8 @@ pub(super) async fn show(args: &FenceShow) -> Result<u8, Failure> {
 pub(super) async fn reset(args: &FenceReset) -> Result<u8, Failure> {
     let to = args.to;
     let store = FenceStore::open(&args.which).await?;
-    // Marks that can't be read do not prevent the reset: they may be the reason for it. (The file fence itself refuses
-    // to reset unreadable marks.)
+    // Marks that can't be read do not prevent the reset: they may be the reason for it. (The file fence
+    // itself refuses to reset unreadable marks.)
     let before = store.marks().await;
     if !args.yes {
         let now = match &before {

@@ -30,7 +30,8 @@ pub(super) fn fence(command: &Fence) -> Result<u8, Failure> {
     let result = match command {
         Fence::Enter(_) => fence.enter(section),
         Fence::Write(write) => {
-            // All input is read before the check, so that a slow pipe does not block other users of the fence.
+            // All input is read before the check, so that a slow pipe does not block other users of the
+            // fence.
             let mut bytes = Vec::new();
             std::io::stdin().read_to_end(&mut bytes)?;
             if bytes.is_empty() && !write.allow_empty {

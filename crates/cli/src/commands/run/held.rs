@@ -1,8 +1,8 @@
-//! Locks held by the wrappers above this process. A wait for one of them would never end: its wrapper releases it only after
-//! this process has ended.
+//! Locks held by the wrappers above this process. A wait for one of them would never end: its wrapper
+//! releases it only after this process has ended.
 //!
-//! `LOCKKEEPER_HELD` lists them, the innermost last: a line of lock service, name and token for each, separated by tabs. Names
-//! contain no control characters.
+//! `LOCKKEEPER_HELD` lists them, the innermost last: a line of lock service, name and token for each,
+//! separated by tabs. Names contain no control characters.
 
 use std::ffi::OsString;
 
@@ -39,8 +39,8 @@ fn listed(list: &str, url: &str, name: &str) -> Option<String> {
     holds.find(|(service, held, _)| service == url && held == name).map(|(_, _, token)| token)
 }
 
-/// Acquires a lock that an ancestor may hold: at once, for example as another reader, or else only if it is no longer that
-/// ancestor's hold which is waited for.
+/// Acquires a lock that an ancestor may hold: at once, for example as another reader, or else only if it is
+/// no longer that ancestor's hold which is waited for.
 pub(super) async fn acquire(
     locks: &Locks,
     lock: &Lock<Unfenced>,

@@ -1,5 +1,6 @@
-//! Supervises the running command from the wrapper (this process): handles events of the guardian (the process that
-//! starts the command and ends it by the lock's deadline), events of the lock, and signals that this process receives.
+//! Supervises the running command from the wrapper (this process): handles events of the guardian (the
+//! process that starts the command and ends it by the lock's deadline), events of the lock, and signals that
+//! this process receives.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -23,8 +24,9 @@ const BREAK_LOOK: Duration = Duration::from_secs(1);
 
 /// Limits on the command's run time.
 pub(super) struct Limits {
-    /// The deadline that `--max-hold` sets: `--max-hold` plus the grace after the grant (`CLOCK_BOOTTIME`, ns). The
-    /// guardian sends SIGTERM one grace before, when `--max-hold` is over, and SIGKILL shortly before the deadline.
+    /// The deadline that `--max-hold` sets: `--max-hold` plus the grace after the grant (`CLOCK_BOOTTIME`,
+    /// ns). The guardian sends SIGTERM one grace before, when `--max-hold` is over, and SIGKILL shortly
+    /// before the deadline.
     latest: Option<u64>,
     grace: Duration,
     /// How long the command may take to end after a signal.
@@ -69,7 +71,8 @@ pub(super) fn spec(
     epilogue: Option<Epilogue>,
 ) -> Result<Spec, Lost> {
     let text = |value: Option<String>| value.map(Into::into);
-    // Variables that don't apply to this hold are removed, since the wrapper itself may run under another lock.
+    // Variables that don't apply to this hold are removed, since the wrapper itself may run under another
+    // lock.
     let env = vec![
         ("LOCKKEEPER_NAME".into(), Some(lock.name.as_str().into())),
         ("LOCKKEEPER_TOKEN".into(), text(guard.token_hint().map(|token| token.to_string()))),
@@ -90,8 +93,9 @@ pub(super) fn spec(
     })
 }
 
-/// How the guardian frees the lock if this process is killed: by an audited break of this very hold (P4), after it has
-/// ended the command and all its descendants. Otherwise others would wait until the lease has ended.
+/// How the guardian frees the lock if this process is killed: by an audited break of this very hold (P4),
+/// after it has ended the command and all its descendants. Otherwise others would wait until the lease has
+/// ended.
 ///
 /// `None` if the lock is freed otherwise, or must stay closed (`stays_closed`).
 pub(super) fn epilogue(
@@ -124,7 +128,8 @@ async fn broken(locks: &Locks, name: &LockName, guard: &Guard<Unfenced>) -> Opti
     }
 }
 
-/// Runs the command until its last descendant has ended, and relays signals to it. `next_signal` must be cancel-safe.
+/// Runs the command until its last descendant has ended, and relays signals to it. `next_signal` must be
+/// cancel-safe.
 pub(super) async fn supervise(
     spec: Spec,
     locks: &Locks,
@@ -143,8 +148,8 @@ pub(super) async fn supervise(
     let signalled = guard.lost();
     let mut outage = OutageReport::default();
     let mut trouble: Option<Arc<str>> = None;
-    // The lease deadline that this loop has last seen. Initially `None`, so that the first `valid_until_changes`
-    // returns at once, with any renewal that came during the spawn.
+    // The lease deadline that this loop has last seen. Initially `None`, so that the first
+    // `valid_until_changes` returns at once, with any renewal that came during the spawn.
     let mut lease = None;
     loop {
         tokio::select! {
@@ -177,8 +182,8 @@ pub(super) async fn supervise(
             () = signalled.cancelled(), if lost.is_none() => {
                 let loss = guard.valid_until().err();
                 let cause = loss.as_ref().map_or(LossCause::Expired, |loss| loss.cause);
-                // Only a break leaves the holder time to stop: in the other cases another client may hold the lock
-                // already.
+                // Only a break leaves the holder time to stop: in the other cases another client may hold the
+                // lock already.
                 let grace = if cause == LossCause::Broken { nanos(limits.grace) } else { 0 };
                 guarded.end(boot_now().saturating_add(grace));
                 let text = if cause == LossCause::Broken { broken(locks, lock, guard).await } else { None };
@@ -204,10 +209,10 @@ pub(super) async fn supervise(
                 say(format_args!("`{name}`: --stop-after is over; killing the command"));
                 guarded.end(boot_now());
             }
-            // Each renewal is sent to the guardian at once, since SIGTERM could come too early otherwise: with the
-            // longest grace (half the ttl), SIGTERM is due only about 15 % of the ttl after the keep-alive at a third
-            // of the ttl. After a loss nothing more is sent, so the guardian ends the command by the deadline that it
-            // knows.
+            // Each renewal is sent to the guardian at once, since SIGTERM could come too early otherwise:
+            // with the longest grace (half the ttl), SIGTERM is due only about 15 % of the ttl after the
+            // keep-alive at a third of the ttl. After a loss nothing more is sent, so the guardian ends the
+            // command by the deadline that it knows.
             Ok(until) = guard.valid_until_changes(lease), if lost.is_none() => {
                 lease = until;
                 if let Some(until) = limits.deadline(until).filter(|until| Some(*until) != told_until) {

@@ -1,9 +1,9 @@
 //! `run`: runs a command under a lock. `elect` and `partitions` do so again and again.
 //!
-//! Acquires the lock (`waiting`), passes the command and the deadline to the guardian (`job`), and releases the lock
-//! once the command and all its descendants have ended. Chooses the exit code and writes the status file. The
-//! *guardian* is a second process, which starts the command and ends it by the lock's deadline, even if this process
-//! (the *wrapper*) is stopped or killed.
+//! Acquires the lock (`waiting`), passes the command and the deadline to the guardian (`job`), and releases
+//! the lock once the command and all its descendants have ended. Chooses the exit code and writes the status
+//! file. The *guardian* is a second process, which starts the command and ends it by the lock's deadline,
+//! even if this process (the *wrapper*) is stopped or killed.
 
 pub(super) mod elect;
 mod held;
@@ -39,8 +39,8 @@ const TTL: Duration = Duration::from_secs(30);
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// The default grace for locks without a lease; the library has the same default.
 const GRACE_WITHOUT_LEASE: Duration = Duration::from_secs(5);
-/// After a break, the library ends the hold when the hold's grace is over. That grace is this much longer than the
-/// guardian's, so that the command has ended and this process has released the hold before.
+/// After a break, the library ends the hold when the hold's grace is over. That grace is this much longer
+/// than the guardian's, so that the command has ended and this process has released the hold before.
 const GRACE_OF_THE_HOLD: Duration = Duration::from_secs(5);
 /// How much longer than the grace `--linger` must be.
 const LINGER_MARGIN: Duration = Duration::from_secs(1);
@@ -51,8 +51,8 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 enum RunEnd {
     /// The command ran to its end under the lock.
     Ran(guardian::CommandEnd),
-    /// The command ended with 0 after a signal had asked it to end. Its `--once-key` is not recorded: the work may be
-    /// incomplete.
+    /// The command ended with 0 after a signal had asked it to end. Its `--once-key` is not recorded: the
+    /// work may be incomplete.
     LeftOpen(guardian::Signal, guardian::CommandEnd),
     /// The command was done before, by its `--once-key`, and was not run again. With who has done it.
     AlreadyDone(String),
@@ -146,8 +146,8 @@ pub(super) async fn run(mut args: Run) -> Result<u8, Failure> {
 }
 
 impl RunEnd {
-    /// The line about a command that did not run. None for who wants only errors: `--quiet`, or, without a terminal, a job that
-    /// may find its lock busy.
+    /// The line about a command that did not run. None for who wants only errors: `--quiet`, or, without a
+    /// terminal, a job that may find its lock busy.
     fn text(&self, args: &Run, on_terminal: bool) -> Option<&str> {
         let (text, expected) = match self {
             Self::Busy(text) | Self::TimedOut(text) => (text, args.busy_exit == exit::OK && !on_terminal),
@@ -192,8 +192,8 @@ fn left_open(signal: guardian::Signal) -> String {
     format!("{signal} came before the command had ended, so it is not recorded as done: it will run again")
 }
 
-/// Runs the command under its lock. Calls `tell` once the lock is held. With `--wait`, what may pass is waited for until then;
-/// otherwise it is a failure.
+/// Runs the command under its lock. Calls `tell` once the lock is held. With `--wait`, what may pass is
+/// waited for until then; otherwise it is a failure.
 async fn under_lock(
     args: &Run,
     signals: &mut Signals,
@@ -223,8 +223,8 @@ async fn under_lock(
     };
     let run = ConnectedRun { args, locks: &locks, url: &url, name: &name, end, record: record.as_ref() };
     let ended = under_lock_of(run, signals, outage, tell).await;
-    // On every way out, since a session that is left counts in its user's quota until its ttl is over. The shutdown also ends
-    // a hold that has some of its `min_hold` left.
+    // On every way out, since a session that is left counts in its user's quota until its ttl is over. The
+    // shutdown also ends a hold that has some of its `min_hold` left.
     if !matches!(ended, Ok(SessionEnd::Expires(_))) {
         let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
     }
@@ -325,7 +325,8 @@ async fn under_lock_of(
     };
     let recorded = match (record, &ended) {
         (Some(record), Ok(RunEnd::Ran(command))) if command.exit_code() == exit::OK => {
-            // Only an end that no signal of ours has caused is a success: commands end with 0 on SIGTERM, too.
+            // Only an end that no signal of ours has caused is a success: commands end with 0 on SIGTERM,
+            // too.
             match (signals.asked(), guard.verify().await) {
                 (None, Err(VerifyError::Lost(lost))) => {
                     ended = Ok(lost_by(lost, Some(*command)));
@@ -371,8 +372,8 @@ fn lost_by(lost: Lost, command: Option<guardian::CommandEnd>) -> RunEnd {
     RunEnd::Lost { cause: lost.cause, why: lost.why(), command }
 }
 
-/// Prints the error of a release if there is one, unless the command's outcome already implies it. If the release found the hold
-/// gone, the outcome is a lost lock.
+/// Prints the error of a release if there is one, unless the command's outcome already implies it. If the
+/// release found the hold gone, the outcome is a lost lock.
 fn given_back(
     released: Result<(), ReleaseError>,
     name: &LockName,
@@ -477,8 +478,8 @@ fn lock(
 fn with_options(lock: Lock<Unfenced>, args: &JobArgs, times: JobTimes) -> Lock<Unfenced> {
     let lock = lock
         .ttl(times.ttl)
-        // `max_hold` is not set, since the guardian enforces `--max-hold`: the library runs in this process, and could
-        // not enforce the limit while this process is stopped.
+        // `max_hold` is not set, since the guardian enforces `--max-hold`: the library runs in this process,
+        // and could not enforce the limit while this process is stopped.
         .grace(times.grace + GRACE_OF_THE_HOLD)
         .lock_delay(args.lock_delay.unwrap_or_default())
         .linger(args.linger.unwrap_or_default())
@@ -507,8 +508,9 @@ impl JobTimes {
         let ttl = args.ttl.unwrap_or(TTL);
         let default = if leased { ttl / 6 } else { GRACE_WITHOUT_LEASE };
         let grace = args.grace.unwrap_or(default);
-        // SIGTERM is due one grace before the lease deadline, and a keep-alive is sent every third of the ttl. With a grace
-        // near two thirds of the ttl, SIGTERM would be due before the next keep-alive could be acknowledged.
+        // SIGTERM is due one grace before the lease deadline, and a keep-alive is sent every third of the
+        // ttl. With a grace near two thirds of the ttl, SIGTERM would be due before the next keep-alive could
+        // be acknowledged.
         let most = ttl / 2;
         if leased && grace > most {
             let text = format!(

@@ -11,7 +11,8 @@ use crate::args::Run;
 use crate::exit::{Failure, UNAVAILABLE, USAGE, chain};
 use crate::settings;
 
-/// How often a record is tried to be written, with a pause in between: without it the command would be run again.
+/// How often a record is tried to be written, with a pause in between: without it the command would be run
+/// again.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -43,7 +44,8 @@ const KNOWN: &[&str] = &[
 ];
 
 impl CommandRecord {
-    /// The record that the arguments name, in the store that they name, or else beside the locks in a directory.
+    /// The record that the arguments name, in the store that they name, or else beside the locks in a
+    /// directory.
     ///
     /// # Errors
     /// The key can't be one, or no store is known.

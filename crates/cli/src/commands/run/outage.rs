@@ -7,8 +7,8 @@ use crate::output::say;
 /// How often an unchanged failure is reported.
 const REPEAT: Duration = Duration::from_secs(60);
 
-/// Reports a failure when it begins, when it changes, and once a minute while it lasts: a service that is down for a
-/// night must not fill the log.
+/// Reports a failure when it begins, when it changes, and once a minute while it lasts: a service that is
+/// down for a night must not fill the log.
 #[derive(Default)]
 pub(super) struct OutageReport {
     reported: Option<(String, Instant)>,

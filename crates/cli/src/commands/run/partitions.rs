@@ -149,7 +149,8 @@ async fn member(
     ended
 }
 
-/// Runs the command for a partition, again and again, until the partition is to be given up; then gives it up.
+/// Runs the command for a partition, again and again, until the partition is to be given up; then gives it
+/// up.
 async fn work(
     group: Arc<Group>,
     partition: Partition<Unfenced>,

@@ -1,4 +1,5 @@
-//! The status file: the outcome, for scripts that must distinguish the command's exit code from this program's.
+//! The status file: the outcome, for scripts that must distinguish the command's exit code from this
+//! program's.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -63,8 +64,8 @@ pub(super) struct StatusFile {
 }
 
 impl StatusFile {
-    /// Checks that the file can be created in its directory. Called before the command runs, so that a wrong path is
-    /// reported before the command is started.
+    /// Checks that the file can be created in its directory. Called before the command runs, so that a wrong
+    /// path is reported before the command is started.
     pub(super) fn prepare(path: &Path) -> Result<Self, Failure> {
         let directory = match path.parent() {
             Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),

@@ -1,5 +1,5 @@
-//! The trace of `run --otlp`: one span of the whole run, which the library's span of the acquire and the command's own
-//! spans are parts of.
+//! The trace of `run --otlp`: one span of the whole run, which the library's span of the acquire and the
+//! command's own spans are parts of.
 
 use std::ffi::OsString;
 

@@ -1,5 +1,5 @@
-//! Waits for the lock until it is granted, the wait limit is over, or a signal arrives. Shows a progress line on a
-//! terminal.
+//! Waits for the lock until it is granted, the wait limit is over, or a signal arrives. Shows a progress line
+//! on a terminal.
 
 use std::io::{IsTerminal, stderr};
 use std::sync::Arc;
@@ -83,8 +83,8 @@ pub(super) async fn acquire(
     tokio::pin!(acquiring);
     loop {
         tokio::select! {
-            // A grant that is available takes precedence over a signal, so that the lock is released in the normal
-            // way.
+            // A grant that is available takes precedence over a signal, so that the lock is released in the
+            // normal way.
             biased;
             acquired = &mut acquiring => {
                 // Clears the line before anything else is written to the terminal.
@@ -105,8 +105,8 @@ pub(super) async fn acquire(
                 let text = tokio::select! {
                     biased;
                     text = describe(locks, name, ahead.load(Ordering::Relaxed)) => text,
-                    // While the text is being fetched, this loop does not notice a grant. So the fetch has a time
-                    // limit.
+                    // While the text is being fetched, this loop does not notice a grant. So the fetch has a
+                    // time limit.
                     () = tokio::time::sleep(LOOKS) => {
                         format!("waiting for `{}`: no answer from the lock service so far", name.as_str())
                     }
@@ -122,8 +122,8 @@ pub(super) async fn acquire(
     }
 }
 
-/// The text of the progress line: the holder and the time since its grant, and the place in the queue. The holder comes
-/// first, since a narrow terminal cuts the line.
+/// The text of the progress line: the holder and the time since its grant, and the place in the queue. The
+/// holder comes first, since a narrow terminal cuts the line.
 async fn describe(locks: &Locks, name: &LockName, ahead: u64) -> String {
     let mut text = format!("waiting for `{}`", name.as_str());
     // Details that are not available are left out, since the wait itself continues.

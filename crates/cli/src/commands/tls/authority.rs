@@ -75,8 +75,8 @@ pub(super) struct Authority {
 impl Authority {
     /// Makes a new authority.
     ///
-    /// `name` must be unique: of two authorities with one name, a verifier reports a bad signature instead of an unknown
-    /// issuer.
+    /// `name` must be unique: of two authorities with one name, a verifier reports a bad signature instead of
+    /// an unknown issuer.
     pub(super) fn create(dir: &Path, name: &str) -> Result<Self, Failure> {
         let made = fs::create_dir_all(dir);
         made.map_err(|error| {
@@ -186,8 +186,8 @@ fn of_key(pem: &str, key: &KeyPair) -> Option<CertificateDer<'static>> {
     CertificateDer::pem_slice_iter(pem.as_bytes()).flatten().find(is_own)
 }
 
-/// Writes a file in one step: a node that reads it at this moment finds the old or the new content. It never has more
-/// permissions than `mode`.
+/// Writes a file in one step: a node that reads it at this moment finds the old or the new content. It never
+/// has more permissions than `mode`.
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), Failure> {
     let failed = |error: std::io::Error| {
         Failure::system(CANNOT_CREATE, &format!("cannot write `{}`", path.display()), &error)

@@ -1,15 +1,16 @@
 //! Injects faults at fixed points of the workers' sections. A *round* is one such fault.
 //!
-//! Invariant: each round has the same order of steps. A is the first worker that reaches the round's point, and gets
-//! the fault there. B is the first other worker that then reaches `Point::Write`, and waits there: B has acquired the
-//! lock after A, and has read the ledger. Unless A had already written (a kill at `Point::Done`), A and B have read the
-//! same ledger. While the conductor waits for B, all other workers continue. If no worker reaches `Point::Write` in
-//! time, the round has no B: the lock was *held through* the stall.
+//! Invariant: each round has the same order of steps. A is the first worker that reaches the round's point,
+//! and gets the fault there. B is the first other worker that then reaches `Point::Write`, and waits there: B
+//! has acquired the lock after A, and has read the ledger. Unless A had already written (a kill at
+//! `Point::Done`), A and B have read the same ledger. While the conductor waits for B, all other workers
+//! continue. If no worker reaches `Point::Write` in time, the round has no B: the lock was *held through* the
+//! stall.
 //!
-//! The *hole* of a fence that checks writes only (docs/torture.md): (1) A reads; (2) A stalls past its lease; (3) B
-//! acquires, reads, and is stopped before its write; (4) A resumes and writes; the write is accepted, since nothing
-//! was written with B's token yet; (5) B writes the state that it read plus its own update, so A's update is lost.
-//! In a *late* round B writes before A resumes.
+//! The *hole* of a fence that checks writes only (docs/torture.md): (1) A reads; (2) A stalls past its lease;
+//! (3) B acquires, reads, and is stopped before its write; (4) A resumes and writes; the write is accepted,
+//! since nothing was written with B's token yet; (5) B writes the state that it read plus its own update, so
+//! A's update is lost. In a *late* round B writes before A resumes.
 
 use std::time::{Duration, Instant};
 
@@ -25,8 +26,8 @@ use crate::exit::{Failure, UNAVAILABLE, USAGE};
 use crate::output::human;
 use crate::progress::ProgressLine;
 
-/// The time limit for a worker's next step, in addition to three ttls (and to the pause, while A stalls): far longer
-/// than a healthy lock service needs.
+/// The time limit for a worker's next step, in addition to three ttls (and to the pause, while A stalls): far
+/// longer than a healthy lock service needs.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The number of undisturbed sections between two rounds, per worker on average.
 const QUIET: usize = 4;
@@ -90,8 +91,8 @@ fn rounds(faults: &[HolderFault]) -> Vec<TortureRound> {
     seen.into_iter().flat_map(all).collect()
 }
 
-/// The lock server while it is stopped. Dropping this value continues the server, also after an error. The server stays
-/// stopped if this process is killed (docs/torture.md).
+/// The lock server while it is stopped. Dropping this value continues the server, also after an error. The
+/// server stays stopped if this process is killed (docs/torture.md).
 struct Stopped(Pid);
 
 impl Stopped {
@@ -128,8 +129,8 @@ impl Conductor {
         Self { crew, times, leased, server, injected: Vec::new() }
     }
 
-    /// Runs every kind of round once, and again until the duration is over; then lets all workers finish their
-    /// sections.
+    /// Runs every kind of round once, and again until the duration is over; then lets all workers finish
+    /// their sections.
     pub(super) fn conduct(&mut self, faults: &[HolderFault], workers: u32) -> Result<(), Stop> {
         let end = Instant::now() + self.times.duration;
         for _ in 0..workers {
@@ -153,11 +154,12 @@ impl Conductor {
         self.finish()
     }
 
-    /// Lets the workers finish `QUIET` sections per worker on average, undisturbed. Then returns the first worker that
-    /// reaches `point`, and leaves it waiting there.
+    /// Lets the workers finish `QUIET` sections per worker on average, undisturbed. Then returns the first
+    /// worker that reaches `point`, and leaves it waiting there.
     fn first(&mut self, point: Point) -> Result<u32, Stop> {
         let mut quiet = QUIET * self.crew.len();
-        // Each step of a worker restarts the time limit, since many sections on a slow resource may take long.
+        // Each step of a worker restarts the time limit, since many sections on a slow resource may take
+        // long.
         while let Some((worker, at)) = self.crew.next(self.patience())? {
             if at == Point::Done {
                 quiet = quiet.saturating_sub(1);
@@ -187,8 +189,8 @@ impl Conductor {
         let at = now();
         let pause_over = Instant::now() + self.times.pause;
         let patience = match round.fault {
-            // The lock belongs to a connection or a descriptor, which a stopped process keeps: that no other worker
-            // gets the lock is the expected result, so the wait ends with the pause.
+            // The lock belongs to a connection or a descriptor, which a stopped process keeps: that no other
+            // worker gets the lock is the expected result, so the wait ends with the pause.
             HolderFault::Pause if !self.leased => pause_over,
             _ => self.patience() + self.times.pause,
         };
@@ -216,8 +218,8 @@ impl Conductor {
         }
     }
 
-    /// Begins the stall of worker `a`. For `HolderFault::Server`: stops the lock server, waits until the pause is over,
-    /// and continues the server.
+    /// Begins the stall of worker `a`. For `HolderFault::Server`: stops the lock server, waits until the
+    /// pause is over, and continues the server.
     fn begin(&mut self, fault: HolderFault, a: u32, pause_over: Instant) -> Result<(), Stop> {
         match (fault, self.server) {
             (HolderFault::Pause, _) => self.crew.stop(a),
@@ -236,8 +238,8 @@ impl Conductor {
         }
     }
 
-    /// Lets all workers continue until one reaches a point for which `wanted` is true, and leaves that worker waiting
-    /// there. `None` if no worker reaches one before `until`.
+    /// Lets all workers continue until one reaches a point for which `wanted` is true, and leaves that worker
+    /// waiting there. `None` if no worker reaches one before `until`.
     fn first_at(
         &mut self,
         until: Instant,

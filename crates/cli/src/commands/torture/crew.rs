@@ -1,8 +1,8 @@
 //! The worker processes: starts, stops, resumes, kills and replaces them, and receives their messages.
 //!
-//! Guarantees: in whichever way this program ends, all workers end with it; no other process is signalled; every wait
-//! for a message of a worker has a time limit. The conductor decides which fault is injected into which worker, and
-//! when.
+//! Guarantees: in whichever way this program ends, all workers end with it; no other process is signalled;
+//! every wait for a message of a worker has a time limit. The conductor decides which fault is injected into
+//! which worker, and when.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -131,8 +131,8 @@ impl Crew {
             .args(["torture", "--worker"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // A process group of its own keeps the worker out of the terminal's foreground group: Ctrl-C must reach
-            // the conductor only.
+            // A process group of its own keeps the worker out of the terminal's foreground group: Ctrl-C must
+            // reach the conductor only.
             .process_group(0)
             .spawn()?;
         let (go, says) = (child.stdin.take(), child.stdout.take());
@@ -223,7 +223,8 @@ impl Crew {
         Ok(self.start()?)
     }
 
-    /// Closes a worker's connections to the lock service, and closes new ones at once, until [`heal`](Self::heal).
+    /// Closes a worker's connections to the lock service, and closes new ones at once, until
+    /// [`heal`](Self::heal).
     pub(super) fn cut(&self, serial: u32) {
         if let Some(proxy) = self.workers.get(&serial).and_then(|worker| worker.proxy.as_ref()) {
             proxy.cut();
@@ -242,9 +243,9 @@ impl Crew {
         self.workers.len()
     }
 
-    /// Ends all workers, which must be idle, by closing their pipes, and waits until they have closed their sessions
-    /// and ended. A worker that has not ended after `PARTING`, or at a termination signal, is killed by
-    /// [`dismiss`](Self::dismiss) or by the crew's drop.
+    /// Ends all workers, which must be idle, by closing their pipes, and waits until they have closed their
+    /// sessions and ended. A worker that has not ended after `PARTING`, or at a termination signal, is killed
+    /// by [`dismiss`](Self::dismiss) or by the crew's drop.
     pub(super) fn part(&mut self) {
         for worker in self.workers.values_mut() {
             worker.go = None;

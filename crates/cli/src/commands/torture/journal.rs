@@ -1,8 +1,8 @@
 //! A worker's log of its steps, one line each, and its parser.
 //!
-//! Invariant on which all results depend: a step is in the file before the worker continues. So the journal of a worker
-//! that was killed at any point contains all steps that the worker completed. An update counts as acknowledged if, and
-//! only if, the journal says so.
+//! Invariant on which all results depend: a step is in the file before the worker continues. So the journal
+//! of a worker that was killed at any point contains all steps that the worker completed. An update counts as
+//! acknowledged if, and only if, the journal says so.
 
 use std::fs::File;
 use std::io::Write;
@@ -27,8 +27,8 @@ pub(super) enum JournalStep {
     Entered,
     /// The worker has read the ledger.
     Read,
-    /// The worker has found its hold lost, and wrote nothing. `believed_until`: when the hold ended for the worker:
-    /// at its deadline, or at the library's report of the loss if that was earlier.
+    /// The worker has found its hold lost, and wrote nothing. `believed_until`: when the hold ended for the
+    /// worker: at its deadline, or at the library's report of the loss if that was earlier.
     GaveUp { believed_until: Option<u64> },
     /// The worker is about to write this update.
     Writes { update: String },
@@ -108,8 +108,8 @@ impl Journal {
     }
 }
 
-/// The steps of a worker with their times, in order. A last line without a newline was truncated by a kill and is
-/// ignored: the worker did not act on it.
+/// The steps of a worker with their times, in order. A last line without a newline was truncated by a kill
+/// and is ignored: the worker did not act on it.
 ///
 /// # Errors
 /// The file can't be read, or has an invalid line.

@@ -1,12 +1,14 @@
 //! `torture`: real processes write under a lock while faults stop, kill and disconnect holders; then the lost
 //! updates are counted.
 //!
-//! Reading order: `worker` (a worker's loop and the points at which it waits), `journal` (a worker's log of its
-//! steps), `resource` (the ledger that workers write to), `crew` (the worker processes), `conductor` (which fault
-//! is injected into which worker, and when), `proxy` (network cuts), `verdict` (the analysis), `report`.
+//! Reading order: `worker` (a worker's loop and the points at which it waits), `journal` (a worker's log of
+//! its steps), `resource` (the ledger that workers write to), `crew` (the worker processes), `conductor`
+//! (which fault is injected into which worker, and when), `proxy` (network cuts), `verdict` (the analysis),
+//! `report`.
 //!
-//! Every object that a run creates (the ledger, its marks, the workers' logs) has a name with a random suffix. All are
-//! removed at the end, except with `--keep`, after a second signal, or if this process is killed.
+//! Every object that a run creates (the ledger, its marks, the workers' logs) has a name with a random
+//! suffix. All are removed at the end, except with `--keep`, after a second signal, or if this process is
+//! killed.
 
 mod conductor;
 mod crew;
@@ -88,8 +90,8 @@ pub(super) fn torture(args: &Torture) -> Result<u8, Failure> {
         return ended;
     }
     let removed = runtime.block_on(resource.remove());
-    // An error of the run takes precedence over one of the removal. After a completed run, a failed removal is the
-    // result, whatever the verdict is.
+    // An error of the run takes precedence over one of the removal. After a completed run, a failed removal
+    // is the result, whatever the verdict is.
     ended.and_then(|code| removed.map(|()| code))
 }
 
@@ -100,8 +102,9 @@ async fn capabilities(url: &str) -> Result<Capabilities, Failure> {
     Ok(can)
 }
 
-/// Refuses options that this lock service does not support, and a server process that can't be signalled, before
-/// anything is started. Returns the hosts to which connections can be cut; empty without `--faults cut`.
+/// Refuses options that this lock service does not support, and a server process that can't be signalled,
+/// before anything is started. Returns the hosts to which connections can be cut; empty without `--faults
+/// cut`.
 fn possible(args: &Torture, url: &str, can: &Capabilities) -> Result<Vec<(String, u16)>, Failure> {
     let cannot = |what: &str, why: &str| {
         Err(Failure::new(USAGE, format!("{what} is not possible with `{}:` locks: {why}", can.backend)))
@@ -171,8 +174,8 @@ fn conduct(
     Ok(if report.is_safe() { OK } else { NO })
 }
 
-/// The journals of all workers ever started. With `may_be_missing`, a missing journal is no error: a worker may have
-/// ended before it created its journal.
+/// The journals of all workers ever started. With `may_be_missing`, a missing journal is no error: a worker
+/// may have ended before it created its journal.
 fn journals(crew: &Crew, may_be_missing: bool) -> Result<Vec<(u32, Steps)>, Failure> {
     let mut journals = Vec::new();
     for (serial, path) in crew.journals() {
@@ -217,8 +220,8 @@ fn listen(crew: &Crew, server: Option<Pid>, runtime: &Handle) -> Result<(), Fail
         loop {
             signals.until_end().await;
             if asked {
-                // A second signal ends the program at once, without waiting for an unresponsive resource. The kernel
-                // kills the workers when this process ends (`PR_SET_PDEATHSIG`).
+                // A second signal ends the program at once, without waiting for an unresponsive resource. The
+                // kernel kills the workers when this process ends (`PR_SET_PDEATHSIG`).
                 if let Some(server) = server {
                     // The lock server may be stopped at this moment.
                     let _ = kill(server, Signal::SIGCONT);

@@ -1,7 +1,7 @@
 //! A TCP proxy between one worker and the lock service, whose connections can be cut.
 //!
-//! Each worker has its own proxy, so a cut affects one worker only. A cut closes the worker's connections at both ends,
-//! and every new connection at once. No packets are filtered, so no privileges are needed.
+//! Each worker has its own proxy, so a cut affects one worker only. A cut closes the worker's connections at
+//! both ends, and every new connection at once. No packets are filtered, so no privileges are needed.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -47,8 +47,8 @@ impl Proxy {
     }
 }
 
-/// The hosts of the URL, to which connections can be cut. A host without a port is left out if its scheme has no
-/// default port.
+/// The hosts of the URL, to which connections can be cut. A host without a port is left out if its scheme has
+/// no default port.
 pub(super) fn hosts(url: &str) -> Vec<(String, u16)> {
     let Ok(url) = url.parse::<Url>() else { return Vec::new() };
     let default = KnownBackend::of(&url.scheme).and_then(|known| known.info?.default_port);

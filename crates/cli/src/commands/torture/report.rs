@@ -38,8 +38,8 @@ impl TortureReport<'_> {
         self.injected.iter().filter(|injected| !injected.taken_over).count()
     }
 
-    /// Whether the run is evidence of safety: updates were acknowledged, faults were injected, no update was lost, and
-    /// every token was above all earlier ones.
+    /// Whether the run is evidence of safety: updates were acknowledged, faults were injected, no update was
+    /// lost, and every token was above all earlier ones.
     pub(super) fn is_safe(&self) -> bool {
         !self.injected.is_empty() && self.verdict.acknowledged > 0 && self.verdict.is_safe()
     }

@@ -1,7 +1,7 @@
 //! The analysis of journals and ledger: lost updates, refused writes, overlaps, token regressions, handovers.
 //!
-//! Pure functions of the journals, the ledger and the injected faults. All times are of one clock, `journal::now`: the
-//! workers run on one machine.
+//! Pure functions of the journals, the ledger and the injected faults. All times are of one clock,
+//! `journal::now`: the workers run on one machine.
 
 use std::collections::HashSet;
 
@@ -21,8 +21,8 @@ pub(super) struct TortureVerdict {
     pub(super) overlaps: usize,
     /// Grants whose token is not above the tokens of all earlier grants; `None` if the locks have no tokens.
     pub(super) token_regressions: Option<usize>,
-    /// Handover times in nanoseconds, sorted: from a release, or from the fault in the holder, to the next grant. Only
-    /// handovers to workers that were already waiting are counted.
+    /// Handover times in nanoseconds, sorted: from a release, or from the fault in the holder, to the next
+    /// grant. Only handovers to workers that were already waiting are counted.
     pub(super) handover_ns: Vec<u64>,
     /// The number of grants.
     pub(super) sections: usize,
@@ -41,8 +41,8 @@ struct Section {
     asked: u64,
     granted: u64,
     token: Option<u64>,
-    /// The time of that last action: the last step that was logged before the release, usually the reply to the write.
-    /// If the worker gave up: the end of its hold (at most the hold's deadline).
+    /// The time of that last action: the last step that was logged before the release, usually the reply to
+    /// the write. If the worker gave up: the end of its hold (at most the hold's deadline).
     end: u64,
     releasing: Option<u64>,
 }
@@ -96,8 +96,8 @@ fn sections(serial: u32, steps: &[(u64, JournalStep)]) -> Vec<Section> {
                 let token = token.map(lockkeeper::Token::get);
                 sections.push(Section { serial, asked, granted: at, token, end: at, releasing: None });
             }
-            // Giving up is no action as the holder. So the section ends at the hold's end, even if the worker was
-            // stopped then and logged `gave-up` much later.
+            // Giving up is no action as the holder. So the section ends at the hold's end, even if the worker
+            // was stopped then and logged `gave-up` much later.
             (JournalStep::GaveUp { believed_until }, Some(section)) => {
                 section.end = at.min(believed_until.unwrap_or(u64::MAX)).max(section.end);
             }
@@ -135,8 +135,8 @@ fn handovers(sections: &[Section], injected: &[Injected]) -> Vec<u64> {
     let taken = sections.windows(2).filter_map(|two| {
         let [former, next] = two else { return None };
         let released = former.releasing.filter(|at| *at <= next.granted);
-        // A holder that a fault hit did not release the lock before the next grant: the handover is counted from the
-        // fault.
+        // A holder that a fault hit did not release the lock before the next grant: the handover is counted
+        // from the fault.
         let ended = released.or_else(|| {
             let during = |done: &&Injected| {
                 done.serial == former.serial && (former.granted..=next.granted).contains(&done.at)
@@ -173,8 +173,8 @@ mod tests {
         let journals = [
             journal(0, "1 asked, 2 granted 5, 3 read, 4 writes 0.1, 5 acknowledged 0.1, 6 releasing"),
             journal(1, "1 asked, 7 granted 6, 8 read, 9 writes 1.1, 10 acknowledged 1.1, 11 releasing"),
-            // Worker 2 was killed before the reply. Its update was not acknowledged, so it may or may not be in the
-            // ledger.
+            // Worker 2 was killed before the reply. Its update was not acknowledged, so it may or may not be
+            // in the ledger.
             journal(2, "1 asked, 12 granted 7, 13 read, 14 writes 2.1"),
         ];
         let lost = |ledger: &str| judged(&journals, ledger, &[]).lost;

@@ -1,9 +1,10 @@
-//! One worker: a process that acquires the lock, reads the ledger, appends a line and writes the ledger back, in
-//! a loop.
+//! One worker: a process that acquires the lock, reads the ledger, appends a line and writes the ledger back,
+//! in a loop.
 //!
-//! Follows the recommended use of the library: it checks its hold before it writes, and gives up if the hold is
-//! lost. At each named point it reports the point to the conductor and waits for `go`, so that faults are injected
-//! at exactly these points. Every step is written to the worker's journal before the worker continues.
+//! Follows the recommended use of the library: it checks its hold before it writes, and gives up if the hold
+//! is lost. At each named point it reports the point to the conductor and waits for `go`, so that faults are
+//! injected at exactly these points. Every step is written to the worker's journal before the worker
+//! continues.
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
@@ -149,8 +150,8 @@ impl From<std::io::Error> for Cut {
 
 impl Worker {
     async fn start(orders: Orders) -> Result<Self, Failure> {
-        // The kernel kills this process when its parent ends, from this call on. If the parent has ended before, the
-        // check below fails.
+        // The kernel kills this process when its parent ends, from this call on. If the parent has ended
+        // before, the check below fails.
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from)?;
         if nix::unistd::getppid().as_raw() as u32 != orders.conductor {
             return Err(Failure::new(INTERNAL, "the conductor of this worker has ended"));
@@ -192,8 +193,8 @@ impl Worker {
             }
         };
         self.journal.note(&JournalStep::Granted { token: guard.token_hint() })?;
-        // Runs on another thread of the runtime: this thread blocks in `reached`, and could not record the time of the
-        // loss.
+        // Runs on another thread of the runtime: this thread blocks in `reached`, and could not record the
+        // time of the loss.
         let lost_at = Arc::new(OnceLock::new());
         let (lost, stamp) = (guard.lost(), lost_at.clone());
         let watching = tokio::spawn(async move {
@@ -214,14 +215,15 @@ impl Worker {
         }
         reached(Point::Done)?;
         self.journal.note(&JournalStep::Releasing)?;
-        // An error of the release is ignored: if the hold was lost, the times in the journals show whether sections
-        // overlapped.
+        // An error of the release is ignored: if the hold was lost, the times in the journals show whether
+        // sections overlapped.
         let _ = guard.release().await;
         Ok(())
     }
 
-    /// The part of a section under the hold: enters if `--fence enter` is set, reads the ledger, checks the hold, and
-    /// writes the ledger with one more update. `lost_at` is set when the library reports the loss of the hold.
+    /// The part of a section under the hold: enters if `--fence enter` is set, reads the ledger, checks the
+    /// hold, and writes the ledger with one more update. `lost_at` is set when the library reports the loss
+    /// of the hold.
     async fn held(
         &mut self,
         guard: &Guard<Unfenced>,

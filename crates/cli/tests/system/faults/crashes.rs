@@ -1,5 +1,5 @@
-//! A node that is killed repeatedly under load loses nothing that it acknowledged (P10), and clients observe only
-//! a delay (P7).
+//! A node that is killed repeatedly under load loses nothing that it acknowledged (P10), and clients observe
+//! only a delay (P7).
 
 use crate::faults::kept::Kept;
 use crate::faults::load::Load;

@@ -69,7 +69,8 @@ impl Holding {
         self.acknowledged.len()
     }
 
-    /// Stops acquiring, and asserts that all acknowledged holds are in the service's table; returns their number.
+    /// Stops acquiring, and asserts that all acknowledged holds are in the service's table; returns their
+    /// number.
     async fn all_there(mut self, locks: &Locks<Fenced>) -> usize {
         self.task.abort();
         let _ = self.task.await;
@@ -143,8 +144,8 @@ async fn failed_sync_aborts_the_process() {
     let mut server = Server::new("--segment-bytes 8388608");
     let shim = server.shim();
     server.start();
-    // The next log segment is preallocated concurrently; waits for that, since its syncs must not be counted as the
-    // log's.
+    // The next log segment is preallocated concurrently; waits for that, since its syncs must not be counted
+    // as the log's.
     until("the next part of the log is made", || {
         let names = std::fs::read_dir(&server.data).unwrap();
         names

@@ -41,8 +41,8 @@ impl Kept {
         assert_eq!(self.held.loss(), None, "{when}");
     }
 
-    /// Asserts that the hold is still valid, and releases it. Asserts that the lock then passes to the waiter and to no
-    /// other client.
+    /// Asserts that the hold is still valid, and releases it. Asserts that the lock then passes to the waiter
+    /// and to no other client.
     pub(crate) async fn end(self) {
         let token = self.held.token();
         within("the service confirms the hold", self.held.verify()).await.unwrap();

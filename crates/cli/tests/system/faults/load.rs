@@ -87,8 +87,8 @@ impl Load {
         self.shared.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Lets every task finish its current acquire, and checks the history. The service must have no lock and no
-    /// waiter of the load left (P7).
+    /// Lets every task finish its current acquire, and checks the history. The service must have no lock and
+    /// no waiter of the load left (P7).
     pub(crate) async fn checked(mut self) -> Done {
         self.stop();
         let Shared { begun, granted, gave_up, dropped, history, errors, .. } = &*self.shared;
@@ -125,8 +125,8 @@ async fn work(client: Locks<Fenced>, shared: Arc<Shared>, locks: usize, task: us
         let lock = round % locks;
         let wanted = client.mutex(format!("load/{lock}")).ttl(LONG);
         shared.begun.fetch_add(1, Ordering::Relaxed);
-        // Some acquires time out, and some futures are dropped. If such a request were left behind, it would block
-        // the others.
+        // Some acquires time out, and some futures are dropped. If such a request were left behind, it would
+        // block the others.
         let acquired = match round % 7 {
             0 => wanted.wait(Wait::For(Duration::from_millis(3))).acquire().await,
             1 => match tokio::time::timeout(Duration::from_millis(2), wanted.acquire()).await {
@@ -140,7 +140,8 @@ async fn work(client: Locks<Fenced>, shared: Arc<Shared>, locks: usize, task: us
         };
         match acquired {
             Ok(guard) => hold(guard, &shared, lock).await,
-            // A wait that is over before the service has said whether the lock is free is not one for a busy lock.
+            // A wait that is over before the service has said whether the lock is free is not one for a busy
+            // lock.
             Err(AcquireError::TimedOut { .. } | AcquireError::Unreachable { .. }) => {
                 shared.gave_up.fetch_add(1, Ordering::Relaxed);
             }

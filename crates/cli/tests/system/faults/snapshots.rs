@@ -32,7 +32,8 @@ async fn table(locks: &Locks<Fenced>) -> (BTreeMap<String, Vec<Option<Token>>>, 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn node_killed_during_a_snapshot_starts_from_the_last_complete_one() {
-    // Small log segments: if the log were truncated too far, entries that the last snapshot lacks would be missing.
+    // Small log segments: if the log were truncated too far, entries that the last snapshot lacks would be
+    // missing.
     let mut server = Server::started("--snapshot-after 65536 --segment-bytes 8192");
     let holder = server.client("holder").await;
     let tasks: Vec<_> = (0..HELD)
@@ -51,8 +52,8 @@ async fn node_killed_during_a_snapshot_starts_from_the_last_complete_one() {
     assert_eq!((before.0.len(), before.1.len()), (HELD, 3));
     let (mut in_the_middle, mut started_from) = (0, 0);
     for kill in 0..KILLS {
-        // Each start removes the unfinished snapshot that a kill has left, so a file found here belongs to a new
-        // snapshot.
+        // Each start removes the unfinished snapshot that a kill has left, so a file found here belongs to a
+        // new snapshot.
         until("a snapshot is being written", || is_writing(&server.data));
         server.kill();
         in_the_middle += usize::from(is_writing(&server.data));

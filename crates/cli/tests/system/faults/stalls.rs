@@ -15,14 +15,14 @@ use tokio::task::JoinSet;
 use crate::faults::server::{LONG, PATIENCE, Server, answer, within};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// The ttl of sessions whose lease deadline must pass at the client during the stall. Long enough that it does not pass
-/// before or after the stall on a busy machine or disk.
+/// The ttl of sessions whose lease deadline must pass at the client during the stall. Long enough that it
+/// does not pass before or after the stall on a busy machine or disk.
 const SHORT: Duration = Duration::from_secs(4);
 const LESS_SHORT: Duration = Duration::from_secs(5);
 /// The duration of the stall: longer than `SHORT` and `LESS_SHORT`.
 const STALL: Duration = Duration::from_secs(7);
-/// Environment variable with the service's URL. If it is set, this test binary was started as a child process and is a
-/// holder. `HOLDER_FILE` then has the path of the fenced file.
+/// Environment variable with the service's URL. If it is set, this test binary was started as a child process
+/// and is a holder. `HOLDER_FILE` then has the path of the fenced file.
 const HOLDER: &str = "LK_FAULTS_HOLDER";
 const HOLDER_FILE: &str = "LK_FAULTS_HOLDER_FILE";
 
@@ -79,8 +79,8 @@ async fn service_stopped_longer_than_every_ttl_expires_no_session() {
     assert!(early.is_err(), "nobody answers, nobody is granted anything: {early:?}");
     server.signal(Signal::SIGCONT);
 
-    // The service answers again: the client releases the hold that it has lost, so the lock passes to the waiters in
-    // their order.
+    // The service answers again: the client releases the hold that it has lost, so the lock passes to the
+    // waiters in their order.
     let mut last = short.token();
     let mut clients = Vec::new();
     for label in ["first", "second"] {
@@ -108,8 +108,8 @@ async fn service_stopped_longer_than_every_ttl_expires_no_session() {
     assert!(who == "third" && granted.is_ok());
 }
 
-/// Each client has a connection of its own, and its keep-alives wait in that connection's buffer during the stall. Expiries
-/// must not be decided before all of them are read.
+/// Each client has a connection of its own, and its keep-alives wait in that connection's buffer during the
+/// stall. Expiries must not be decided before all of them are read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_service_expires_none_of_a_thousand_clients() {
     const CLIENTS: usize = 1000;
@@ -141,8 +141,8 @@ async fn stopped_service_expires_none_of_a_thousand_clients() {
     assert!(waiting.try_join_next().is_none(), "all still wait");
 }
 
-/// A process that holds a lock and writes through a fence. The test stops it and continues it by signals; killed on
-/// drop.
+/// A process that holds a lock and writes through a fence. The test stops it and continues it by signals;
+/// killed on drop.
 struct Holder {
     child: Child,
     lines: std::sync::mpsc::Receiver<String>,
@@ -193,7 +193,8 @@ fn say(word: &str, number: u64) {
     writeln!(out, "<{word} {number}>").and_then(|()| out.flush()).unwrap();
 }
 
-/// Not a test of its own: the body of the `Holder` process. Without the environment variables it returns at once.
+/// Not a test of its own: the body of the `Holder` process. Without the environment variables it returns at
+/// once.
 #[tokio::test]
 async fn the_process_that_holds() {
     let (Ok(url), Some(file)) = (std::env::var(HOLDER), std::env::var_os(HOLDER_FILE)) else { return };
@@ -220,8 +221,8 @@ async fn stopped_holder_loses_its_hold_and_its_write_is_refused() {
     stop_the_holder(&server.url(), &server.beside("resource")).await;
 }
 
-/// Stops a process that holds a lock and writes to the fenced resource `file`. Checks that it loses the hold and
-/// that its late write is refused.
+/// Stops a process that holds a lock and writes to the fenced resource `file`. Checks that it loses the hold
+/// and that its late write is refused.
 pub(crate) async fn stop_the_holder(url: &str, file: &Path) {
     let holder = Holder::start(url, file);
     let first = holder.says("holds");
@@ -235,8 +236,8 @@ pub(crate) async fn stop_the_holder(url: &str, file: &Path) {
     fence.enter(section).unwrap();
     assert_eq!(fence.read().unwrap().as_deref(), Some(&b"of the first"[..]));
 
-    // The stopped holder resumes between the other holder's read and write. A fence that checks writes only would
-    // accept the stopped holder's write.
+    // The stopped holder resumes between the other holder's read and write. A fence that checks writes only
+    // would accept the stopped holder's write.
     holder.signal(Signal::SIGCONT);
     let (valid_until, refused) = (holder.says("lost"), holder.says("refused"));
     assert!(valid_until <= granted_at, "granted at {granted_at}, given up at {valid_until} (P5)");

@@ -1,8 +1,8 @@
 //! Deadlines of the in-process service, on its lease clock.
 //!
-//! A *turn* is one run of the service, for a call or for a timer. The lease clock excludes stalls: one turn advances it
-//! by at most 1/12 of the shortest ttl, so at most that much of a stall counts against a session (P9). Returns due
-//! commands; ends nothing itself.
+//! A *turn* is one run of the service, for a call or for a timer. The lease clock excludes stalls: one turn
+//! advances it by at most 1/12 of the shortest ttl, so at most that much of a stall counts against a session
+//! (P9). Returns due commands; ends nothing itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -50,8 +50,8 @@ impl MemoryDeadlines {
             self.due.pop_first();
             return Some(match due {
                 Due::Expire(session) => {
-                    // Since this entry was made, the session may have ended, or a keep-alive may have moved its
-                    // deadline.
+                    // Since this entry was made, the session may have ended, or a keep-alive may have moved
+                    // its deadline.
                     let Some(deadline) = self.sessions.get(&session) else { continue };
                     if deadline.at > self.lease_now {
                         self.due.insert((deadline.at, due));
@@ -66,8 +66,8 @@ impl MemoryDeadlines {
         }
     }
 
-    /// The time of the next turn: the next deadline, and at least every 1/24 of the shortest ttl while there are
-    /// sessions, so that a late turn is recognized as a stall.
+    /// The time of the next turn: the next deadline, and at least every 1/24 of the shortest ttl while there
+    /// are sessions, so that a late turn is recognized as a stall.
     pub(super) fn next_turn(&self) -> Option<BootInstant> {
         let last = self.last_turn?;
         let due = self.due.first().map(|&(at, _)| Duration::from_nanos(at.saturating_sub(self.lease_now)));

@@ -1,7 +1,8 @@
-//! `memory:`: the table in this process, for tests of code that uses locks, with virtual time and fault injection.
+//! `memory:`: the table in this process, for tests of code that uses locks, with virtual time and fault
+//! injection.
 //!
-//! The table and the client's session are those of Lockkeeper's own service, without network and disk. Nothing outlives
-//! the process, and clients in other processes are not excluded.
+//! The table and the client's session are those of Lockkeeper's own service, without network and disk.
+//! Nothing outlives the process, and clients in other processes are not excluded.
 
 mod deadlines;
 mod server;
@@ -80,7 +81,8 @@ impl Server {
         }
     }
 
-    /// Cuts off the clients with this label: none of their calls arrive, and no answers and notifications reach them.
+    /// Cuts off the clients with this label: none of their calls arrive, and no answers and notifications
+    /// reach them.
     pub fn cut_off(&self, label: &str) {
         self.service.faults(|faults| faults.cut_off.extend([label.to_owned()]));
     }

@@ -311,7 +311,8 @@ impl MemoryState {
                     return CallOutcome::Now(Ok(Answer::SessionGone));
                 }
                 self.book.kept_alive(session);
-                // Before the answer, which extends the client's deadline: it may have missed that a hold was revoked.
+                // Before the answer, which extends the client's deadline: it may have missed that a hold was
+                // revoked.
                 for push in self.missed.remove(&session).unwrap_or_default() {
                     self.push(session, push);
                 }

@@ -1,5 +1,5 @@
-//! Selects the next node to try and the pause before it. Pure: randomness is an argument, and the simulator's clients
-//! run the same code.
+//! Selects the next node to try and the pause before it. Pure: randomness is an argument, and the simulator's
+//! clients run the same code.
 
 use std::fmt;
 use std::time::Duration;
@@ -39,8 +39,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// The addresses of a URL, followed by those that the cluster reports, in round-robin order. One address is thus enough
-/// to find a cluster, and its node may be removed later.
+/// The addresses of a URL, followed by those that the cluster reports, in round-robin order. One address is
+/// thus enough to find a cluster, and its node may be removed later.
 #[derive(Clone, Debug)]
 pub struct Addresses {
     all: Vec<Address>,
@@ -112,8 +112,9 @@ impl Addresses {
         self.all.iter().take(self.of_url).cloned().collect()
     }
 
-    /// Returns the next address to try: the hint, or else the next in round-robin order. Without a hint, the address
-    /// returned last is skipped if there is another one: if its connection has just ended, its node has probably died.
+    /// Returns the next address to try: the hint, or else the next in round-robin order. Without a hint, the
+    /// address returned last is skipped if there is another one: if its connection has just ended, its node
+    /// has probably died.
     pub fn take(&mut self) -> Address {
         let address = self.hint.take().unwrap_or_else(|| {
             if self.all.len() > 1 && self.last.as_ref() == Some(&self.all[self.next]) {
@@ -137,8 +138,8 @@ impl Addresses {
         self.failures = self.failures.saturating_add(1);
     }
 
-    /// Stores the client addresses of all nodes, as reported by a leader. Nodes missing from the list are forgotten,
-    /// except those of the URL, which may be other names of the same nodes.
+    /// Stores the client addresses of all nodes, as reported by a leader. Nodes missing from the list are
+    /// forgotten, except those of the URL, which may be other names of the same nodes.
     pub fn learn<'a>(&mut self, nodes: impl IntoIterator<Item = &'a str>) {
         let next = self.all[self.next].clone();
         self.all.truncate(self.of_url);
@@ -150,11 +151,12 @@ impl Addresses {
         self.next = self.all.iter().position(|address| *address == next).unwrap_or(0);
     }
 
-    /// Stores the address of a term's leader, as reported by a node (term 0: not given), as the next one to try. A
-    /// leader of a new term is tried at once, regardless of earlier failures. Within a known term, after `2 * count`
-    /// failures in a row, the reported address is used only at every `2 * count + 1`-th failure, because nodes may
-    /// refer to each other in a circle. It is never ignored for good: a leader that was unreachable for a while may
-    /// still lead in the same term without being one of the known addresses (P7).
+    /// Stores the address of a term's leader, as reported by a node (term 0: not given), as the next one to
+    /// try. A leader of a new term is tried at once, regardless of earlier failures. Within a known term,
+    /// after `2 * count` failures in a row, the reported address is used only at every `2 * count + 1`-th
+    /// failure, because nodes may refer to each other in a circle. It is never ignored for good: a leader
+    /// that was unreachable for a while may still lead in the same term without being one of the known
+    /// addresses (P7).
     pub fn leader_is(&mut self, leader: Option<&str>, term: u64) {
         let leader = leader.and_then(Address::told);
         if leader.is_some() && term > self.term {
@@ -162,8 +164,8 @@ impl Addresses {
             self.failures = 0;
         }
         let (failures, known) = (self.failures as usize, self.all.len());
-        // With k known addresses, a round over them is k failures. The period 2k + 1 is 1 modulo k, so the reported
-        // addresses that are used come from each of the known nodes in turn.
+        // With k known addresses, a round over them is k failures. The period 2k + 1 is 1 modulo k, so the
+        // reported addresses that are used come from each of the known nodes in turn.
         let is_worth_a_try = failures < 2 * known || failures.is_multiple_of(2 * known + 1);
         self.hint = leader.filter(|_| is_worth_a_try);
     }
@@ -178,8 +180,8 @@ impl Addresses {
         Self { failures: 0, ..self.clone() }
     }
 
-    /// The pause before the next attempt: zero in the first round after a success; later a random duration between half
-    /// and all of a limit that doubles with each round, up to `most`.
+    /// The pause before the next attempt: zero in the first round after a success; later a random duration
+    /// between half and all of a limit that doubles with each round, up to `most`.
     #[must_use]
     pub fn pause(&self, most: Duration, random: u64) -> Duration {
         let rounds = self.failures / u32::try_from(self.all.len()).unwrap_or(u32::MAX);

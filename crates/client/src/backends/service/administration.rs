@@ -51,7 +51,8 @@ impl Administration for Service {
         permits: Option<u32>,
     ) -> BoxFuture<'static, Result<(), BackendError>> {
         let asked = v1::SetLimitRequest { name: name.as_str().to_owned(), permits };
-        // Not safe to repeat: a repetition could overwrite a limit that another operator has set in between (O1).
+        // Not safe to repeat: a repetition could overwrite a limit that another operator has set in between
+        // (O1).
         let answer = self.asker.ask(Repeat::Once, move |mut client: GrpcClient| {
             let asked = asked.clone();
             async move { client.set_limit(asked).await }

@@ -1,5 +1,5 @@
-//! The runtimes of the callers. Waking another thread takes a system call, so each runtime is woken once for all answers
-//! of a frame, and wakes the stream once for all calls that its tasks submit then.
+//! The runtimes of the callers. Waking another thread takes a system call, so each runtime is woken once for
+//! all answers of a frame, and wakes the stream once for all calls that its tasks submit then.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,8 +35,8 @@ impl CallerRuntimes {
         Self { shared, queues: Mutex::default() }
     }
 
-    /// Processes each answer on its caller's runtime. Must not be called under a lock that the processing takes: answers
-    /// of this thread's runtime, and of the lease thread, are processed before it returns.
+    /// Processes each answer on its caller's runtime. Must not be called under a lock that the processing
+    /// takes: answers of this thread's runtime, and of the lease thread, are processed before it returns.
     pub(super) fn answer(&self, answers: Batch) {
         let here = Handle::try_current().ok().map(|here| here.id());
         let mut elsewhere: Vec<(Handle, Batch)> = Vec::new();
@@ -55,8 +55,9 @@ impl CallerRuntimes {
         }
     }
 
-    /// Wakes the stream's sending side once the ready tasks of the current runtime have run. If the runtime then stops,
-    /// nothing is held back for long: a caller that no longer waits abandons its request, which wakes the stream.
+    /// Wakes the stream's sending side once the ready tasks of the current runtime have run. If the runtime
+    /// then stops, nothing is held back for long: a caller that no longer waits abandons its request, which
+    /// wakes the stream.
     pub(super) fn flush_after_ready_tasks(&self, runtime: &Handle) {
         let queue = self.queue(runtime);
         if !queue.has_flush.swap(true, Ordering::SeqCst)

@@ -23,12 +23,13 @@ pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 const CONNECT_LIMIT_MIN: Duration = Duration::from_millis(100);
 /// How long a client that shuts down waits for the service to end the stream.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
-/// The longest pause between attempts: a twelfth of the default ttl. If a shorter ttl is in use: a twelfth of that one.
+/// The longest pause between attempts: a twelfth of the default ttl. If a shorter ttl is in use: a twelfth of
+/// that one.
 const PAUSE_MAX: Duration = Duration::from_millis(2500);
 /// After this time without an answer, a warning is logged: longer than a change of leader takes.
 const OUTAGE: Duration = Duration::from_secs(5);
-/// Interval of HTTP/2 pings; a connection whose ping is not answered within `PING_LIMIT` is dropped. Keep-alives of
-/// sessions detect a dead connection earlier; pings cover connections without sessions.
+/// Interval of HTTP/2 pings; a connection whose ping is not answered within `PING_LIMIT` is dropped.
+/// Keep-alives of sessions detect a dead connection earlier; pings cover connections without sessions.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_LIMIT: Duration = Duration::from_secs(5);
 /// Flow-control window: several frames of the largest size.
@@ -53,8 +54,8 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
     let mut outage = Outage::default();
     while shared.until_wanted().await {
         let address = shared.addresses().take();
-        // At most a sixth of the shortest ttl, as for an unanswered keep-alive: the rest of the ttl is left for other
-        // nodes.
+        // At most a sixth of the shortest ttl, as for an unanswered keep-alive: the rest of the ttl is left
+        // for other nodes.
         let limit =
             shared.least_ttl().map_or(CONNECT_LIMIT, |ttl| (ttl / 6).clamp(CONNECT_LIMIT_MIN, CONNECT_LIMIT));
         let over = match connect(&address, limit, &shared.credentials).await {
@@ -197,7 +198,8 @@ async fn carry(shared: &Arc<ServiceShared>, mut client: GrpcClient) -> Over {
             biased;
             cut = shared.until_cut() => {
                 if let Cut::Leaving = cut {
-                    // This side of the stream is closed; the service closes its side once it has read the close.
+                    // This side of the stream is closed; the service closes its side once it has read the
+                    // close.
                     let _ = tokio::time::timeout(GOODBYE_LIMIT, incoming.message()).await;
                 }
                 return over(cut, worked);

@@ -30,8 +30,8 @@ const ALERTS: [(&str, &str); 5] = [
     ("CertificateExpired", "this client's certificate has ended (`lockkeeper tls show FILE`)"),
 ];
 const UNSIGNED: &str = "its authority has not signed this client's certificate (`lockkeeper tls show FILE`)";
-/// The failure of a server that ends a TLS connection without a reason. Whether its alert is reported, or only that the
-/// connection has ended, depends on the order of threads.
+/// The failure of a server that ends a TLS connection without a reason. Whether its alert is reported, or
+/// only that the connection has ended, depends on the order of threads.
 const TURNED_AWAY: &str = "it ends the connection at once: perhaps its authority has not signed this client's certificate \
                            (`lockkeeper tls show FILE`), or it has too many connections";
 /// How the TLS library reports that the other side does not speak TLS, and the text instead.
@@ -63,8 +63,9 @@ pub(super) fn cause(error: &dyn Error) -> String {
     if text.contains(NO_TLS.0) { NO_TLS.1.to_owned() } else { text }
 }
 
-/// Replaces the text of the HTTP/2 library if it hides that the server at `address` speaks another protocol: whether it
-/// reports the bytes that it could not read, or only that the connection is closed, depends on the order of threads.
+/// Replaces the text of the HTTP/2 library if it hides that the server at `address` speaks another protocol:
+/// whether it reports the bytes that it could not read, or only that the connection is closed, depends on the
+/// order of threads.
 pub(super) async fn explained(address: &Address, why: Why, has_tls: bool) -> Why {
     match &why {
         Why::Silent(text) if has_tls && text.contains(ALERT) => {
@@ -79,8 +80,8 @@ pub(super) async fn explained(address: &Address, why: Why, has_tls: bool) -> Why
     }
 }
 
-/// Detects a server with another protocol by the first bytes that it sends. `None`: HTTP/2, which begins with a SETTINGS
-/// frame, or no bytes.
+/// Detects a server with another protocol by the first bytes that it sends. `None`: HTTP/2, which begins with
+/// a SETTINGS frame, or no bytes.
 async fn protocol(address: &Address) -> Option<&'static str> {
     let look = async {
         let mut stream = TcpStream::connect(address.to_string()).await.ok()?;

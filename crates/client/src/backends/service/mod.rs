@@ -1,8 +1,9 @@
 //! `lockkeeper://`: the client of Lockkeeper's own service.
 //!
-//! One stream carries all sessions of a client, on a thread of the library: a blocked user runtime loses no locks. The
-//! pure [`carrier`] holds the stream's protocol logic; [`driver`] keeps the stream connected; [`shared`] is where
-//! callers submit their calls. Queries and operator commands are unary calls ([`unary`]) to nodes found by [`search`].
+//! One stream carries all sessions of a client, on a thread of the library: a blocked user runtime loses no
+//! locks. The pure [`carrier`] holds the stream's protocol logic; [`driver`] keeps the stream connected;
+//! [`shared`] is where callers submit their calls. Queries and operator commands are unary calls ([`unary`])
+//! to nodes found by [`search`].
 
 #[allow(unreachable_pub, reason = "public to the simulator only")]
 pub(crate) mod addresses;
@@ -113,8 +114,8 @@ impl Backend for Service {
         &CAPABILITIES
     }
 
-    /// Sessions run on the stream's thread. When this client closes a stream, its sessions with `linger` thus shorten
-    /// their lease deadlines before the service can see the close.
+    /// Sessions run on the stream's thread. When this client closes a stream, its sessions with `linger` thus
+    /// shorten their lease deadlines before the service can see the close.
     fn lease_thread(&self) -> Option<LeaseThread> {
         Some(self.owner.lease_thread.clone())
     }

@@ -1,8 +1,10 @@
-//! Finds a node that answers, in the order of the addresses, without waiting long for any one: a node that is stopped
-//! by SIGSTOP (the kernel still accepts its connections) or unreachable must not use up the caller's whole time limit.
+//! Finds a node that answers, in the order of the addresses, without waiting long for any one: a node that is
+//! stopped by SIGSTOP (the kernel still accepts its connections) or unreachable must not use up the caller's
+//! whole time limit.
 //!
-//! The search only sends status calls, which change nothing, so several nodes may be called in parallel. The caller's
-//! own call is sent by `unary`, to one node at a time, and only to one that has answered before (P12).
+//! The search only sends status calls, which change nothing, so several nodes may be called in parallel. The
+//! caller's own call is sent by `unary`, to one node at a time, and only to one that has answered before
+//! (P12).
 
 use std::time::Duration;
 
@@ -16,8 +18,8 @@ use super::failures::{self, NodeFailure, Why};
 
 /// Time limit for a node's answer to one call.
 pub(super) const NODE_LIMIT: Duration = Duration::from_secs(5);
-/// Without an answer for this long, the next node is called in parallel. Longer than a round trip around the world, so
-/// that a healthy cluster receives one call.
+/// Without an answer for this long, the next node is called in parallel. Longer than a round trip around the
+/// world, so that a healthy cluster receives one call.
 const NEXT_AFTER: Duration = Duration::from_millis(300);
 
 /// A search in rounds over all nodes. Dropping it cancels the calls in flight.

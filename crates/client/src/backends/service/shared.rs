@@ -1,7 +1,8 @@
 //! State shared by the sessions, the stream and the timer: the carrier, under one lock held only briefly.
 //!
-//! A caller's task submits its call here and wakes the stream, which sends everything pending as one frame; a received
-//! frame resolves all of its calls at once. The stream needs no task per call, and nothing is awaited under the lock.
+//! A caller's task submits its call here and wakes the stream, which sends everything pending as one frame; a
+//! received frame resolves all of its calls at once. The stream needs no task per call, and nothing is
+//! awaited under the lock.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -102,8 +103,8 @@ impl ServiceShared {
         self.with_caller(None, act)
     }
 
-    /// As [`Self::with`]. What there is to send is sent once the other ready tasks of the caller's runtime have run, if
-    /// this is that runtime.
+    /// As [`Self::with`]. What there is to send is sent once the other ready tasks of the caller's runtime
+    /// have run, if this is that runtime.
     fn with_caller<T>(
         &self,
         caller: Option<&Handle>,
@@ -117,7 +118,8 @@ impl ServiceShared {
             match outcome {
                 CarrierOutput::Resolved(responder, result) => answers.push((responder, result)),
                 CarrierOutput::Dropped(responder) => answers.push((responder, Err(CallError::IN_DOUBT))),
-                // Sent under the lock, so that pushes keep their order. This only queues the push and wakes its session.
+                // Sent under the lock, so that pushes keep their order. This only queues the push and wakes
+                // its session.
                 CarrierOutput::Push(key, push) => {
                     if let Some(pushes) = state.pushes.get(&key) {
                         // The send fails only if the session has ended.
@@ -285,13 +287,13 @@ fn is_current(runtime: &Handle) -> bool {
     Handle::try_current().is_ok_and(|here| here.id() == runtime.id())
 }
 
-/// One thread runs all streams and sessions of a process. Tasks that a received frame wakes can submit their next calls
-/// before the stream is polled again, so that one frame carries all of these calls. With a thread for each client,
-/// these threads would wake each other for single items.
+/// One thread runs all streams and sessions of a process. Tasks that a received frame wakes can submit their
+/// next calls before the stream is polled again, so that one frame carries all of these calls. With a thread
+/// for each client, these threads would wake each other for single items.
 static IO: SharedLeaseThread = SharedLeaseThread::new();
 
-/// Owned jointly by a client and its sessions. When the last of them is dropped, the stream ends, and the thread too if
-/// no other client of the process uses it.
+/// Owned jointly by a client and its sessions. When the last of them is dropped, the stream ends, and the
+/// thread too if no other client of the process uses it.
 pub(super) struct Owner {
     pub(super) shared: Arc<ServiceShared>,
     pub(super) lease_thread: LeaseThread,
@@ -327,7 +329,8 @@ impl Stream for StreamRequests {
         let shared = self.shared.clone();
         let mut state = shared.state();
         if state.carrier.has_items() && !self.waited {
-            // Other ready tasks run first and may add items: one frame for many items is cheaper on both sides.
+            // Other ready tasks run first and may add items: one frame for many items is cheaper on both
+            // sides.
             self.waited = true;
             context.waker().wake_by_ref();
             return Poll::Pending;

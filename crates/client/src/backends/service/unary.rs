@@ -185,7 +185,8 @@ where
     Err(unreachable(&search.failures, ""))
 }
 
-/// Requests the status of nodes until one answers, to check that the service exists. The stream begins at that node.
+/// Requests the status of nodes until one answers, to check that the service exists. The stream begins at
+/// that node.
 pub(super) async fn probe(asker: &Asker) -> Result<(), BackendError> {
     let probing = asker.clone();
     let found = asker.run(async move {
@@ -217,8 +218,8 @@ fn stopped() -> BackendError {
 
 /// Whether another node, or the same one after a while, may answer the call.
 fn is_nobodys(status: &Status) -> bool {
-    // Only the local transport attaches a source. The code alone is not enough: the transport reports an HTTP/2 stream
-    // that broke with its node as `Internal`, the code of a node's own errors.
+    // Only the local transport attaches a source. The code alone is not enough: the transport reports an
+    // HTTP/2 stream that broke with its node as `Internal`, the code of a node's own errors.
     let is_of_transport = std::error::Error::source(status).is_some();
     is_of_transport
         || matches!(

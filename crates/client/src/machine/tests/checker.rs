@@ -1,6 +1,6 @@
-//! Invariants checked after every event, for any sequence of events. The checker derives most of them from the
-//! machine's inputs and outputs. Of the internal state it reads the lease deadline, the calls in flight, and what the
-//! machine knows of requests, to find forgotten ones.
+//! Invariants checked after every event, for any sequence of events. The checker derives most of them from
+//! the machine's inputs and outputs. Of the internal state it reads the lease deadline, the calls in flight,
+//! and what the machine knows of requests, to find forgotten ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,8 +28,8 @@ pub(super) struct Checked {
     lease_deadline: Option<BootInstant>,
     highest_seq: Seq,
     highest_done: Seq,
-    /// Seqs of commands that no answer or push has settled. A failed call leaves its command here: the machine sends
-    /// the command again or ends its request.
+    /// Seqs of commands that no answer or push has settled. A failed call leaves its command here: the
+    /// machine sends the command again or ends its request.
     unanswered: BTreeSet<Seq>,
     /// Acquires that may have left a request at the service, with their callers.
     live: BTreeMap<Seq, Key>,
@@ -78,8 +78,8 @@ impl Checked {
             self.note_output(output).map_err(|wrong| format!("{wrong}; output {output:?}"))?;
         }
         if let Some(key) = abandoned {
-            // The event may still report a loss, because `handle` first processes deadlines that have passed. It must
-            // not report a grant, since nobody would receive it.
+            // The event may still report a loss, because `handle` first processes deadlines that have passed.
+            // It must not report a grant, since nobody would receive it.
             if self.callers.get(&key).is_some_and(|_| {
                 out.iter().any(|output| matches!(output, Output::Granted { key: k, .. } if *k == key))
             }) {

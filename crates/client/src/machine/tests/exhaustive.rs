@@ -1,5 +1,5 @@
-//! Every sequence of six events of a small alphabet (of five or four from a busy session), of one less in a plain `cargo
-//! test`; equal states are explored once.
+//! Every sequence of six events of a small alphabet (of five or four from a busy session), of one less in a
+//! plain `cargo test`; equal states are explored once.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};

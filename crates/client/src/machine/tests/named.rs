@@ -1,5 +1,5 @@
-//! Regression tests: event sequences that once failed here, and known bugs of other lock clients that apply to the
-//! machine.
+//! Regression tests: event sequences that once failed here, and known bugs of other lock clients that apply
+//! to the machine.
 
 use lockkeeper_backend::{BackendError, BackendErrorKind};
 
@@ -160,7 +160,8 @@ fn a_repeated_request_is_sent_after_the_finish_of_the_one_it_replaces() {
     assert!(end < seq);
 }
 
-/// The connection may have repeated the request after the permission was taken away, with the first attempt on its way.
+/// The connection may have repeated the request after the permission was taken away, with the first attempt
+/// on its way.
 #[test]
 fn a_denied_request_is_finished_since_an_earlier_attempt_may_be_granted() {
     for (kind, finishes) in [(BackendErrorKind::Denied, 1), (BackendErrorKind::Refused, 0)] {
@@ -200,8 +201,8 @@ fn a_request_that_waits_for_a_failing_renewal_causes_no_busy_loop() {
     assert!(tries <= 1, "{tries} tries in one moment");
 }
 
-/// After a stall of the service, a grant may arrive before the keep-alives are answered. Regression: the client
-/// released such a grant and lost its place in the queue.
+/// After a stall of the service, a grant may arrive before the keep-alives are answered. Regression: the
+/// client released such a grant and lost its place in the queue.
 #[test]
 fn a_grant_received_before_the_session_is_confirmed_keeps_its_turn() {
     let mut state = open();
@@ -226,8 +227,8 @@ fn a_grant_received_before_the_session_is_confirmed_keeps_its_turn() {
     assert_eq!(state.machine.lease_deadline, Some(at(110) + (TTL - TTL / 100)));
 }
 
-/// A request that was granted early, and whose wait ends before the session is confirmed, leaves nothing at the
-/// service.
+/// A request that was granted early, and whose wait ends before the session is confirmed, leaves nothing at
+/// the service.
 #[test]
 fn an_early_grant_is_released_if_its_caller_gives_up() {
     let mut state = open();

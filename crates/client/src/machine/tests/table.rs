@@ -1,8 +1,8 @@
-//! The machine against the real table, over a network that loses, delays and duplicates messages, with clients' clocks
-//! whose rates differ from the service's by up to 0.9 %.
+//! The machine against the real table, over a network that loses, delays and duplicates messages, with
+//! clients' clocks whose rates differ from the service's by up to 0.9 %.
 //!
-//! Around the table, the service is a stub: it applies calls, and expires sessions that were silent for their ttl on
-//! its own clock.
+//! Around the table, the service is a stub: it applies calls, and expires sessions that were silent for their
+//! ttl on its own clock.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -141,7 +141,8 @@ impl World {
         reply
     }
 
-    /// Delivers a client's next call to the service: `twice`, if it is to be duplicated. If `lose`, the answer is lost.
+    /// Delivers a client's next call to the service: `twice`, if it is to be duplicated. If `lose`, the
+    /// answer is lost.
     fn arrive(&mut self, who: usize, lose: bool, twice: bool) {
         let Some((call, kind)) = self.clients[who].up.pop_front() else { return };
         let answer = self.execute(who, call, &kind);
@@ -163,7 +164,8 @@ impl World {
         if let CallKind::Open { fresh } = kind {
             let client = &mut self.clients[who];
             if *fresh {
-                // Call ids are never reused, so the secret is new each time; the remaining bytes identify the client.
+                // Call ids are never reused, so the secret is new each time; the remaining bytes identify the
+                // client.
                 client.secret[..8].copy_from_slice(&call.0.to_le_bytes());
                 client.waiting.clear();
             }
@@ -300,15 +302,15 @@ impl World {
             self.feed(who, Event::Release { key });
         } else if !release && !open.is_empty() {
             let key = open[usize::from(number) % open.len()];
-            // An abandoned request must not get an outcome: it is counted as having its one already, so that `settle`
-            // finds another.
+            // An abandoned request must not get an outcome: it is counted as having its one already, so that
+            // `settle` finds another.
             self.clients[who].outcomes.insert(key, 1);
             self.feed(who, Event::Abandon { key });
         }
     }
 
-    /// The network loses nothing any more, and all holds are released. In the end each request has had one outcome, and
-    /// the table is empty.
+    /// The network loses nothing any more, and all holds are released. In the end each request has had one
+    /// outcome, and the table is empty.
     fn settle(&mut self) {
         for _ in 0..400 {
             for who in 0..CLIENTS {

@@ -96,7 +96,8 @@ async fn a_watch_at_a_follower_sends_the_state_and_every_change() {
     assert!(matches!(next().await, What::Changed(lock) if lock.name == "w/a" && lock.holds.is_empty()));
 }
 
-/// The client starts with one address. That node names the leader, and the leader reports the addresses of all nodes.
+/// The client starts with one address. That node names the leader, and the leader reports the addresses of
+/// all nodes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_address_of_a_follower_is_sufficient_for_a_client() {
     let nodes = Nodes::start();
@@ -118,7 +119,8 @@ async fn the_address_of_a_follower_is_sufficient_for_a_client() {
     held.release().await.unwrap();
 }
 
-/// P9, P7: while the leader stops, its clients move to another node, and calls to the other nodes are still answered.
+/// P9, P7: while the leader stops, its clients move to another node, and calls to the other nodes are still
+/// answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopping_leader_loses_no_hold_no_waiter_and_no_call() {
     let mut nodes = Nodes::start();

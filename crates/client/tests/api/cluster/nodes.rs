@@ -47,8 +47,8 @@ impl Nodes {
             Node { options, clients, _peers: peers, serving: None }
         };
         let mut nodes: Vec<Node> = (1..).zip(ports).map(node).collect();
-        // A new cluster is bootstrapped only once all its nodes have connected to each other, so all are started before
-        // any is waited for.
+        // A new cluster is bootstrapped only once all its nodes have connected to each other, so all are
+        // started before any is waited for.
         let begun: Vec<_> = nodes.iter().map(|node| begin(node.options.clone())).collect();
         for (node, (thread, ready)) in nodes.iter_mut().zip(begun) {
             let running = ready.recv_timeout(DEADLINE).expect("the node was to serve");
@@ -128,8 +128,8 @@ impl Node {
 
 impl Drop for Nodes {
     fn drop(&mut self) {
-        // All nodes begin to stop before any is waited for: a stopping leader would otherwise transfer its leadership
-        // to a node that is stopped next.
+        // All nodes begin to stop before any is waited for: a stopping leader would otherwise transfer its
+        // leadership to a node that is stopped next.
         let serving: Vec<_> = self.nodes.iter_mut().filter_map(|node| node.serving.take()).collect();
         serving.iter().for_each(|(running, _)| running.stop());
         for (_, thread) in serving {

@@ -1,4 +1,5 @@
-//! Curator's `InterProcessMutex` with `zookeeper://…?layout=plain`, and its `InterProcessReadWriteLock` with `recipe=readwrite`.
+//! Curator's `InterProcessMutex` with `zookeeper://…?layout=plain`, and its `InterProcessReadWriteLock` with
+//! `recipe=readwrite`.
 
 use lockkeeper_rig::ZooKeeper;
 

@@ -1,4 +1,5 @@
-//! kazoo's `Lock` with `zookeeper://…?layout=plain`. kazoo is told to look for our nodes, which are named as Curator's.
+//! kazoo's `Lock` with `zookeeper://…?layout=plain`. kazoo is told to look for our nodes, which are named as
+//! Curator's.
 
 use lockkeeper_rig::ZooKeeper;
 

@@ -1,8 +1,10 @@
-//! Interoperation: Lockkeeper's locks and those of other projects' clients exclude each other on the same servers.
+//! Interoperation: Lockkeeper's locks and those of other projects' clients exclude each other on the same
+//! servers.
 //!
-//! The peer is always the real library in a real process ([`peer`]), so that the tests do not depend on our reading of
-//! its source. The requirements are written once ([`scenarios`]) and tested for each pair of a peer and a URL. A new
-//! client needs one script in `peers/`, one module here, and a line in xtask/src/foreign.rs.
+//! The peer is always the real library in a real process ([`peer`]), so that the tests do not depend on our
+//! reading of its source. The requirements are written once ([`scenarios`]) and tested for each pair of a
+//! peer and a URL. A new client needs one script in `peers/`, one module here, and a line in
+//! xtask/src/foreign.rs.
 //!
 //! `cargo xtask test` installs the clients; without them every test here fails with a message about that.
 

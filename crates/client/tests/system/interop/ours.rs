@@ -7,7 +7,8 @@ use std::time::Duration;
 use lockkeeper::{AcquireError, Guard, Locks, Unfenced};
 use tokio::task::JoinHandle;
 
-/// Environment variable that makes a copy of this test binary hold a lock until it is killed: `url name ttl_ms`.
+/// Environment variable that makes a copy of this test binary hold a lock until it is killed: `url name
+/// ttl_ms`.
 const HOLD: &str = "LOCKKEEPER_INTEROP_HOLD";
 
 /// Only bounds the duration of a failing test.

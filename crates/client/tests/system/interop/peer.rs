@@ -1,7 +1,8 @@
-//! A process that runs another project's client. It reads one command per line, and writes one answer per line.
+//! A process that runs another project's client. It reads one command per line, and writes one answer per
+//! line.
 //!
-//! Responsible for the process and its lines; a failure panics with the latest command. Must not depend on the meaning
-//! of the lines.
+//! Responsible for the process and its lines; a failure panics with the latest command. Must not depend on
+//! the meaning of the lines.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -32,7 +33,8 @@ pub(crate) trait Peer {
     /// Ends the peer by `kill -9`.
     fn crash(self);
 
-    /// The text by which Lockkeeper's errors name a holder of this kind; `holder` as returned by [`Peer::try_acquire`].
+    /// The text by which Lockkeeper's errors name a holder of this kind; `holder` as returned by
+    /// [`Peer::try_acquire`].
     fn in_errors(holder: &str) -> String {
         holder.to_owned()
     }

@@ -1,4 +1,5 @@
-//! psql with `pg_advisory_lock` against `postgres://…?lock=session`, for each key rule that Lockkeeper offers.
+//! psql with `pg_advisory_lock` against `postgres://…?lock=session`, for each key rule that Lockkeeper
+//! offers.
 //!
 //! There are no leases here: a session holds the lock, and a crash is the end of its connection.
 
@@ -33,8 +34,8 @@ const NAME: &str = "orders:42:checkout";
 const SHA256: &str = "('x' || encode(substr(sha256(convert_to($, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint";
 const OURS: &str = r"('x' || encode(substr(sha256('lockkeeper/1\000' || convert_to($, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint";
 
-/// Keys that PostgreSQL's own functions cannot compute are given as numbers, each from the documentation or a run of
-/// the library that defines the rule.
+/// Keys that PostgreSQL's own functions cannot compute are given as numbers, each from the documentation or a
+/// run of the library that defines the rule.
 const CONVENTIONS: &[Convention] = &[
     PLAIN,
     by("hashtextextended", "o'brien/ä", "hashtextextended($, 0)"),
@@ -173,7 +174,8 @@ mod by_session {
     }
 }
 
-/// Tries both directions for each rule. If the two sides computed different keys, they would not exclude each other.
+/// Tries both directions for each rule. If the two sides computed different keys, they would not exclude each
+/// other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_key_rule_computes_the_same_key_as_its_library() {
     let mut server = Server::start();

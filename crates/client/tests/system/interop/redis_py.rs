@@ -67,8 +67,8 @@ async fn a_peer_lock_without_expiry_blocks_until_its_release() {
     assert!(peer.finds_free("x", TTL));
 }
 
-/// Single-server locks of redis-py against one `redlock://` lock: they conflict with it once they are held on three of
-/// the five servers.
+/// Single-server locks of redis-py against one `redlock://` lock: they conflict with it once they are held on
+/// three of the five servers.
 #[cfg(feature = "redlock")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn single_server_locks_conflict_from_a_majority_on_and_are_never_deleted() {

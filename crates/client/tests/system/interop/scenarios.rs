@@ -1,7 +1,7 @@
 //! Requirements on Lockkeeper and any other client on the same servers.
 //!
-//! Responsible for the order of events and the assertions; independent of servers, libraries and languages. Scenarios
-//! wait for events, not for time, except for the ends of leases.
+//! Responsible for the order of events and the assertions; independent of servers, libraries and languages.
+//! Scenarios wait for events, not for time, except for the ends of leases.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use crate::interop::peer::Peer;
 
 /// Any name: each scenario has separate servers.
 const NAME: &str = "orders/42";
-/// Used where a test waits for the end of a lease: long enough for a busy machine to reach the next step before it.
+/// Used where a test waits for the end of a lease: long enough for a busy machine to reach the next step
+/// before it.
 const SHORT: Duration = Duration::from_secs(2);
 /// Longer than any test runs.
 const LONG: Duration = Duration::from_secs(600);
@@ -112,7 +113,8 @@ pub(crate) async fn our_shared_holds_exclude_peers_until_the_last_release(world:
     one.rw(NAME).read().acquire().await.unwrap().release().await.unwrap();
 }
 
-/// With leases, the crashed peer's lease expires. Where a connection holds the lock, it ends with the peer's process.
+/// With leases, the crashed peer's lease expires. Where a connection holds the lock, it ends with the peer's
+/// process.
 pub(crate) async fn a_crashed_peers_lock_is_granted_to_us(world: &impl World) {
     let locks = connect(world).await;
     let mut peer = world.peer();
@@ -124,7 +126,8 @@ pub(crate) async fn a_crashed_peers_lock_is_granted_to_us(world: &impl World) {
     guard.release().await.unwrap();
 }
 
-/// Everything that renews a hold runs in the library's process, so the lock of a crashed process becomes free.
+/// Everything that renews a hold runs in the library's process, so the lock of a crashed process becomes
+/// free.
 pub(crate) async fn our_crashed_holders_lock_is_granted_to_a_peer(world: &impl World) {
     let mut peer = world.peer();
     let holder = Holder::start(&world.url(), NAME, SHORT);
@@ -141,8 +144,8 @@ pub(crate) async fn our_renewals_exclude_peers_beyond_the_ttl(world: &impl Lease
     let mut peer = world.peer();
     let guard = locks.mutex(NAME).ttl(SHORT).acquire().await.unwrap();
     let first = guard.valid_until().unwrap().expect("a lease has an end");
-    // Without a renewal, the lease would have expired at the server too before the end of this loop, including the
-    // margin for clock drift.
+    // Without a renewal, the lease would have expired at the server too before the end of this loop,
+    // including the margin for clock drift.
     while BootInstant::now() < first + SHORT / 4 {
         assert_eq!(peer.try_acquire(NAME, LONG), None, "they have got a lock that we hold");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -164,8 +167,8 @@ pub(crate) async fn a_peers_late_release_does_not_free_our_lock(world: &impl Lea
     guard.release().await.unwrap();
 }
 
-/// The scenario above with exchanged roles. Also: by the time the peer can acquire the lock, the guard has reported its
-/// loss (P5).
+/// The scenario above with exchanged roles. Also: by the time the peer can acquire the lock, the guard has
+/// reported its loss (P5).
 pub(crate) async fn our_late_release_does_not_free_a_peers_lock(world: &impl Leased) {
     let locks = connect(world).await;
     let mut peer = world.peer();
@@ -179,8 +182,8 @@ pub(crate) async fn our_late_release_does_not_free_a_peers_lock(world: &impl Lea
     refusal(&locks).await;
 }
 
-/// The lock's key was deleted and then created by the peer: every command of ours must compare the key's value first.
-/// An expired lease would not test this, since a guard whose lease has ended sends no commands.
+/// The lock's key was deleted and then created by the peer: every command of ours must compare the key's
+/// value first. An expired lease would not test this, since a guard whose lease has ended sends no commands.
 pub(crate) async fn our_commands_for_a_deleted_lock_leave_a_peers_lock_untouched(world: &impl Leased) {
     let locks = connect(world).await;
     let mut peer = world.peer();

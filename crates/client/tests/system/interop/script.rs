@@ -1,5 +1,5 @@
-//! Foreign lock clients (peers) run as scripts that wrap another project's library. This module speaks the line protocol,
-//! commands and answers, of the scripts in `peers/`.
+//! Foreign lock clients (peers) run as scripts that wrap another project's library. This module speaks the
+//! line protocol, commands and answers, of the scripts in `peers/`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -48,7 +48,8 @@ impl Script {
         Self::ready(&mut python, "python3")
     }
 
-    /// Go's `concurrency.Mutex` of etcd's own client, on one member. Compiled from Debian's packages, without a module.
+    /// Go's `concurrency.Mutex` of etcd's own client, on one member. Compiled from Debian's packages, without
+    /// a module.
     #[cfg(feature = "etcd")]
     pub(crate) fn concurrency_mutex(port: u16) -> Self {
         let folder = compiled("concurrency_mutex.go", "golang-go and golang-etcd-server-dev", |folder| {
@@ -138,7 +139,8 @@ fn script(name: &str) -> PathBuf {
 
 /// The folder of a compiled peer. The first test that needs it compiles it, the others wait for that one.
 ///
-/// `compiler` returns the command that compiles a source into a folder; the source is appended. `packages` are Debian's.
+/// `compiler` returns the command that compiles a source into a folder; the source is appended. `packages`
+/// are Debian's.
 fn compiled(source: &str, packages: &str, compiler: impl Fn(&Path) -> Command) -> PathBuf {
     let source = script(source);
     let text = std::fs::read(&source).expect("a file of the repository");

@@ -64,8 +64,8 @@ impl Client {
         Err(item_from_json(&answer["Item"]))
     }
 
-    /// Sends a fenced request, and the second try if needed, as a user does. Returns the item in the response and
-    /// the number of requests.
+    /// Sends a fenced request, and the second try if needed, as a user does. Returns the item in the response
+    /// and the number of requests.
     pub(crate) async fn fenced(&self, mut guarded: Guarded) -> Result<(Item, usize), DynamoDbError> {
         for tries in 1..=2 {
             match self.send(guarded.request()).await {

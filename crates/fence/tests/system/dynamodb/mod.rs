@@ -1,10 +1,10 @@
 //! The DynamoDB fence on moto: the common suite, and its own tests.
 //!
-//! moto shows that the requests are well-formed and that the conditions agree with the rule. It does not show the
-//! guarantees of DynamoDB itself: that check and write are one step (the rig serializes requests), durability, that
-//! a transaction sent twice under one idempotency token takes effect once (moto applies it again), that values of
-//! different types compare as false (moto returns an error), and the behaviour of a global table. Nor does it
-//! enforce all of DynamoDB's limits (permissions, sizes, throughput).
+//! moto shows that the requests are well-formed and that the conditions agree with the rule. It does not show
+//! the guarantees of DynamoDB itself: that check and write are one step (the rig serializes requests),
+//! durability, that a transaction sent twice under one idempotency token takes effect once (moto applies it
+//! again), that values of different types compare as false (moto returns an error), and the behaviour of a
+//! global table. Nor does it enforce all of DynamoDB's limits (permissions, sizes, throughput).
 
 mod client;
 mod requests;

@@ -151,8 +151,8 @@ async fn check_once_passes_once_even_if_its_first_response_was_lost() {
     assert_eq!(repeated, DynamoDbError::Refused(Refused::Repeated { token: token(5) }));
     assert_eq!(client.get(&mail).await.expect("there")["sent"], Value::number(1));
 
-    // In a transaction the body contains an idempotency token, by which DynamoDB recognizes a repetition (moto does
-    // not, so the test sends the body once).
+    // In a transaction the body contains an idempotency token, by which DynamoDB recognizes a repetition
+    // (moto does not, so the test sends the body once).
     let all = Transaction::new(vec![once(exclusive(6))], "mail-6").expect("a transaction");
     assert_eq!(all.body()["ClientRequestToken"], "mail-6-0");
     client.together(all).await.expect("higher");

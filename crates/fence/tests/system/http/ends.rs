@@ -1,7 +1,7 @@
 //! Processes that are killed, restarted, limited, or that compete for the same marks.
 //!
-//! Such a test runs itself again as a child process: with `CHILD` set, it acts as the child and does not run the
-//! parent's part.
+//! Such a test runs itself again as a child process: with `CHILD` set, it acts as the child and does not run
+//! the parent's part.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::env;
@@ -32,8 +32,8 @@ fn as_child() -> Option<(PathBuf, u64)> {
     Some((dir.into(), argument.parse().expect("a number")))
 }
 
-/// Runs the test `name` of this module as a child. The child reports on stderr, since the test harness writes to
-/// stdout.
+/// Runs the test `name` of this module as a child. The child reports on stderr, since the test harness writes
+/// to stdout.
 fn spawn(name: &str, dir: &Path, argument: u64) -> Child {
     Command::new(env::current_exe().expect("this test"))
         .args(["--exact", &format!("http::ends::{name}"), "--nocapture", "--test-threads=1"])
@@ -173,8 +173,8 @@ fn two_processes_can_not_keep_the_same_marks() {
 fn a_full_disk_lets_nothing_through_and_loses_nothing() {
     let name = "a_full_disk_lets_nothing_through_and_loses_nothing";
     if let Some((dir, _)) = as_child() {
-        // SAFETY: the process has no handler of its own for this signal. With the signal ignored, a write above the
-        // limit returns an error instead of ending the process.
+        // SAFETY: the process has no handler of its own for this signal. With the signal ignored, a write
+        // above the limit returns an error instead of ending the process.
         unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }.expect("ignored");
         let (_, hard) = getrlimit(Limit::RLIMIT_FSIZE).expect("a limit");
         let limit = |bytes| setrlimit(Limit::RLIMIT_FSIZE, bytes, hard).expect("below the hard limit");
@@ -205,8 +205,8 @@ fn a_full_disk_lets_nothing_through_and_loses_nothing() {
     assert!(child.wait().expect("a child").success(), "{told:#?}");
 }
 
-/// A failure to make marks durable is not a refusal by the rule: the client may retry, and the response contains no
-/// paths.
+/// A failure to make marks durable is not a refusal by the rule: the client may retry, and the response
+/// contains no paths.
 #[test]
 fn a_service_whose_disk_is_full_answers_503() {
     let name = "a_service_whose_disk_is_full_answers_503";

@@ -1,7 +1,7 @@
 //! A service behind the fence, and a client that writes raw HTTP requests.
 //!
-//! The service is a counter per path. Its write is slow, so that only admission keeps two writes apart. Requests to
-//! `/hold/…` block, in the handler or in the response body, until the test releases them.
+//! The service is a counter per path. Its write is slow, so that only admission keeps two writes apart.
+//! Requests to `/hold/…` block, in the handler or in the response body, until the test releases them.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -155,8 +155,8 @@ impl Answer {
     }
 }
 
-/// Sends a request and reads the response. The request is `METHOD target|Header: value|…`, with an optional body
-/// after `||`.
+/// Sends a request and reads the response. The request is `METHOD target|Header: value|…`, with an optional
+/// body after `||`.
 pub(crate) async fn ask(address: SocketAddr, request: &str) -> Answer {
     let mut stream = send(address, request).await;
     let mut bytes = Vec::new();
@@ -221,8 +221,8 @@ impl Drop for Teller {
     }
 }
 
-/// The handler of `/hold/body` returns at once, and its body ends when the test releases it. At other paths the handler
-/// returns when the test releases it.
+/// The handler of `/hold/body` returns at once, and its body ends when the test releases it. At other paths
+/// the handler returns when the test releases it.
 async fn hold(State(shop): State<Shop>, request: Request) -> Response {
     let token = request.extensions().get::<Fenced>().map_or(0, |fenced| fenced.section.token().get());
     shop.book.tell(format!("begun {token}"));

@@ -165,8 +165,8 @@ async fn write_stays_admitted_until_its_body_ends_and_read_until_its_handler_ret
     service.until_unused().await;
 }
 
-/// Runs sections that all act as the lock holder: enter, read, write the number plus one. Each request has its own
-/// connection.
+/// Runs sections that all act as the lock holder: enter, read, write the number plus one. Each request has
+/// its own connection.
 async fn loses_no_acknowledged_update<M: MarkStore>(store: M, clients: u64, rounds: u64) {
     let service = Service::with(store, Rules::default()).await;
     let tokens = Arc::new(AtomicU64::new(1));

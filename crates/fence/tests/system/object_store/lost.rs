@@ -1,5 +1,5 @@
-//! Lost responses, lost or late puts, lagging reads: a call that reports success has taken effect, and a call that
-//! reports "not done" has not, and never will.
+//! Lost responses, lost or late puts, lagging reads: a call that reports success has taken effect, and a call
+//! that reports "not done" has not, and never will.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::sync::Arc;
@@ -123,8 +123,8 @@ async fn sections<L: Log>(log: L, tokens: Arc<AtomicU64>, rounds: u64) -> Told {
     told
 }
 
-/// Runs the users on `inner` with `faults` from `seed`, and compares the final content with the results that they
-/// got. Returns the faults that occurred, and the numbers of "done" and "unsure" results.
+/// Runs the users on `inner` with `faults` from `seed`, and compares the final content with the results that
+/// they got. Returns the faults that occurred, and the numbers of "done" and "unsure" results.
 async fn what_is_told_is_true<L: Log>(
     inner: Arc<dyn ObjectStore>,
     faults: Faults,
@@ -137,8 +137,8 @@ async fn what_is_told_is_true<L: Log>(
     let tokens = Arc::new(AtomicU64::new(1));
     let users = (0..USERS).map(|_| tokio::spawn(sections(log.clone(), Arc::clone(&tokens), rounds)));
     let mut all: Vec<Told> = join_all(users).await.into_iter().map(|user| user.expect("a user")).collect();
-    // At the end one user runs alone, so that some writes succeed: on a slow store, concurrent users may all be
-    // overtaken.
+    // At the end one user runs alone, so that some writes succeed: on a slow store, concurrent users may all
+    // be overtaken.
     all.push(sections(log.clone(), tokens, rounds).await);
     let mut told = Told::default();
     for user in all {
@@ -228,8 +228,8 @@ async fn lagging_reads_lose_no_update() {
     assert!(done > 100 && stale > 1000, "too tame: {done}, {stale}");
 }
 
-/// Runs a write with token 5 whose first put has `faults`. `others` change the object once, at the first moment `when`
-/// of this write. Returns the result of the write, and the final content.
+/// Runs a write with token 5 whose first put has `faults`. `others` change the object once, at the first
+/// moment `when` of this write. Returns the result of the write, and the final content.
 async fn write_while<F>(
     faults: Faults,
     when: When,

@@ -73,8 +73,8 @@ async fn reset_moves_the_marks_up_or_down_and_keeps_the_content() {
     assert!(is_stale(&told), "{told:?}");
 }
 
-/// If the ETag were equal for equal contents (an MD5 of the bytes), a put on condition of one change would also be
-/// accepted after another one.
+/// If the ETag were equal for equal contents (an MD5 of the bytes), a put on condition of one change would
+/// also be accepted after another one.
 #[tokio::test]
 async fn equal_contents_have_unequal_etags_in_every_store() {
     let s3 = S3::start(&foreign());

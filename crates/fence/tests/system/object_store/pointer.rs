@@ -36,7 +36,8 @@ async fn read(fence: &PointerFence) -> Option<String> {
     Some(String::from_utf8(content.to_vec()).expect("text"))
 }
 
-/// On every store: data that were written can be read, old data are swept, and a deleted resource keeps its marks.
+/// On every store: data that were written can be read, old data are swept, and a deleted resource keeps its
+/// marks.
 #[tokio::test]
 async fn data_are_swept_only_when_no_pointer_names_them() {
     let s3 = S3::start(&foreign());
@@ -133,8 +134,8 @@ async fn a_draft_that_was_swept_can_not_be_published() {
     }
 }
 
-/// Runs `what` on a new fence. `between` runs once, at the first moment `when` of a call on an object whose name begins
-/// with `at`.
+/// Runs `what` on a new fence. `between` runs once, at the first moment `when` of a call on an object whose
+/// name begins with `at`.
 async fn meanwhile<T>(
     when: When,
     at: &'static str,

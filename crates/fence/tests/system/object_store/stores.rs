@@ -1,10 +1,10 @@
 //! The stores of the tests: in memory, and stand-ins for S3 and Azure over real HTTP.
 //!
-//! The clients of `object_store` use a minimal HTTP client that never resends a request: in the tests of lost responses
-//! only the fence may do so. The stand-ins and the conditions that they support:
+//! The clients of `object_store` use a minimal HTTP client that never resends a request: in the tests of lost
+//! responses only the fence may do so. The stand-ins and the conditions that they support:
 //! - in memory (`object_store`'s own): ETags that count, If-None-Match: * and If-Match.
-//! - moto for S3: ETags that are the MD5 of the content, both conditions with 412, 404 for If-Match on a missing
-//!   object.
+//! - moto for S3: ETags that are the MD5 of the content, both conditions with 412, 404 for If-Match on a
+//!   missing object.
 //! - Azurite for Azure: ETags that are a time stamp, If-None-Match: * with 409, If-Match with 412.
 //! - s3rver for S3: no conditions at all, which the probe must detect.
 

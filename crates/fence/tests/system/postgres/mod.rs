@@ -1,8 +1,9 @@
 //! The Postgres fence on a real server: the common suite through both adapters, and its own tests.
 //!
-//! `subjects`: the subjects of the suite. `transactions`: isolation levels, and sections in one transaction. `rights`:
-//! the rights that a role needs, and their limits. `trigger`: programs that can't be changed, and write to a guarded
-//! table. `column`: tables with a fence column. `server`: killed servers, and server settings.
+//! `subjects`: the subjects of the suite. `transactions`: isolation levels, and sections in one transaction.
+//! `rights`: the rights that a role needs, and their limits. `trigger`: programs that can't be changed, and
+//! write to a guarded table. `column`: tables with a fence column. `server`: killed servers, and server
+//! settings.
 
 mod column;
 mod rights;

@@ -99,8 +99,8 @@ fn weak_settings_are_reported_by_check() {
         let told = findings.weaknesses().join("; ");
         assert!(told.contains("fsync = off") && told.contains("synchronous_standby_names"), "{told}");
 
-        // The findings depend on the setting alone, not on connected replicas. No commit is made here, since it
-        // would wait for replicas.
+        // The findings depend on the setting alone, not on connected replicas. No commit is made here, since
+        // it would wait for replicas.
         let strict = server_with(&["-c", "fsync=on"]);
         strict.psql("ALTER SYSTEM SET synchronous_standby_names = 'one'");
         let mut client = PgConnection::connect(&strict.url()).await.expect("the server answers");

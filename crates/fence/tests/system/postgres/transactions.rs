@@ -139,8 +139,8 @@ fn section_that_waited_for_a_write_fails_instead_of_reading_older_data() {
     });
 }
 
-/// The first row of a slot is committed after the snapshot of a section without a slot, so that section can't see
-/// the row.
+/// The first row of a slot is committed after the snapshot of a section without a slot, so that section can't
+/// see the row.
 #[test]
 fn slot_committed_after_the_snapshot_is_detected() {
     runtime().block_on(async {
@@ -163,7 +163,8 @@ fn slot_committed_after_the_snapshot_is_detected() {
     });
 }
 
-/// Concurrent first enters of one resource by several users, for many resources: the mark is the highest token.
+/// Concurrent first enters of one resource by several users, for many resources: the mark is the highest
+/// token.
 #[test]
 fn concurrent_first_enters_of_a_resource_are_all_checked() {
     const USERS: u64 = 6;
@@ -223,8 +224,8 @@ fn permits_of_different_slots_do_not_wait_for_each_other() {
     });
 }
 
-/// The open section has entered and may have read, but its mark is not committed yet. A permit that did not wait would
-/// be checked against the older mark, and pass.
+/// The open section has entered and may have read, but its mark is not committed yet. A permit that did not
+/// wait would be checked against the older mark, and pass.
 #[test]
 fn a_permit_waits_for_an_open_section_without_a_slot() {
     runtime().block_on(async {

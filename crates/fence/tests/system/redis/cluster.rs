@@ -22,7 +22,8 @@ async fn fence(cluster: &RedisCluster) -> RedisFence<ClusterConnection> {
     RedisFence::connect(cluster_connection(cluster).await).await.expect("a fence")
 }
 
-/// A user of a number whose key has the hash tag of its resource. The resources are distributed over the cluster.
+/// A user of a number whose key has the hash tag of its resource. The resources are distributed over the
+/// cluster.
 struct Tagged {
     fence: RedisFence<ClusterConnection>,
     connection: ClusterConnection,

@@ -103,7 +103,8 @@ async fn failed_command_ends_the_write_and_earlier_ones_stay() {
     );
     assert_eq!((redis.cli(&["GET", "first"]), redis.cli(&["EXISTS", "third"])), ("1".into(), "0".into()));
 
-    // The section has passed although its write failed: lower tokens are stale, and the same token may try again.
+    // The section has passed although its write failed: lower tokens are stale, and the same token may try
+    // again.
     stale(fence.enter("stock", exclusive(4)).await, 4, 5);
     redis.cli(&["SET", "word", "7"]);
     assert_eq!(fence.write("stock", exclusive(5), &commands).await.expect("mended").len(), 3);

@@ -30,22 +30,25 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 const PING_AFTER: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The connections to other nodes. That to the leader is shared by all calls with one answer. Calls that are answered by streams have a
-/// connection each: a node accepts only some hundred streams on a connection, and streams last long.
+/// The connections to other nodes. That to the leader is shared by all calls with one answer. Calls that are
+/// answered by streams have a connection each: a node accepts only some hundred streams on a connection, and
+/// streams last long.
 #[derive(Default)]
 pub(in crate::front) struct Links {
     open: Mutex<Option<(String, ForwardConnection)>>,
-    /// For calls of sessions, which may wait long for their answers: no connection has as many of them as a node accepts.
+    /// For calls of sessions, which may wait long for their answers: no connection has as many of them as a
+    /// node accepts.
     of_sessions: Mutex<Vec<SessionLink>>,
-    /// Limits the connections for calls about a node, for each of them: one that hangs holds up no calls about others.
+    /// Limits the connections for calls about a node, for each of them: one that hangs holds up no calls
+    /// about others.
     about_nodes: std::sync::Mutex<BTreeMap<u64, Arc<Semaphore>>>,
     /// The last failure that was logged.
     said: std::sync::Mutex<String>,
 }
 
 impl Links {
-    /// Sends a call about a node to it, on a connection of its own: such calls are rare, and must not wait behind those to the
-    /// leader. `node` is a member, so there are few.
+    /// Sends a call about a node to it, on a connection of its own: such calls are rare, and must not wait
+    /// behind those to the leader. `node` is a member, so there are few.
     ///
     /// # Errors
     /// Why there is no answer, in words.
@@ -89,8 +92,8 @@ impl Links {
         Ok(link)
     }
 
-    /// Returns a connection to this address that has room for a call of a session, or opens one. The permit is to be held
-    /// until the call has its answer. `None`: there are too many such calls.
+    /// Returns a connection to this address that has room for a call of a session, or opens one. The permit
+    /// is to be held until the call has its answer. `None`: there are too many such calls.
     pub(super) async fn for_session(
         &self,
         leader: u64,

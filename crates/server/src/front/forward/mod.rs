@@ -1,10 +1,10 @@
-//! Calls that only another node can answer: the leader, or the one whose state is asked for. This node forwards them,
-//! so that a tool needs the address of one node only, and any node will do.
+//! Calls that only another node can answer: the leader, or the one whose state is asked for. This node
+//! forwards them, so that a tool needs the address of one node only, and any node will do.
 //!
-//! Responsible for: every unary call, and `Watch` and `Backup`, passed on as bytes. A follower's own
-//! table would not suffice: it may report a token as current that was released a moment ago (P3 depends on that
-//! answer). A forwarded call must not be forwarded again (during an election two nodes may each take the other for the
-//! leader), and a call that must be executed once must not be repeated (O1).
+//! Responsible for: every unary call, and `Watch` and `Backup`, passed on as bytes. A follower's own table
+//! would not suffice: it may report a token as current that was released a moment ago (P3 depends on that
+//! answer). A forwarded call must not be forwarded again (during an election two nodes may each take the
+//! other for the leader), and a call that must be executed once must not be repeated (O1).
 
 mod link;
 #[cfg(test)]
@@ -39,10 +39,11 @@ use link::{ForwardError, ForwardedStream};
 pub(super) const FORWARDED: &str = "lockkeeper-forwarded";
 /// The call for a node's state.
 const STATUS: &str = "/lockkeeper.v1.Lockkeeper/Status";
-/// The limit of a call's bytes, which are kept for forwarding. A break with the longest reason has a tenth of it.
+/// The limit of a call's bytes, which are kept for forwarding. A break with the longest reason has a tenth of
+/// it.
 const CALL_BYTES_MAX: usize = 64 << 10;
-/// How long a call waits while this node knows no leader: longer than an election takes at the default election
-/// time-out. After that the caller gets an error, since another node may know a leader.
+/// How long a call waits while this node knows no leader: longer than an election takes at the default
+/// election time-out. After that the caller gets an error, since another node may know a leader.
 const LEADERLESS: Duration = Duration::from_secs(1);
 /// How long a call about a node waits for that node.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
@@ -62,8 +63,8 @@ enum CallKind {
     OfNode,
 }
 
-/// Whether a call of this service has a single answer. Its other calls are answered by streams, which are sent no
-/// faster than their readers read.
+/// Whether a call of this service has a single answer. Its other calls are answered by streams, which are
+/// sent no faster than their readers read.
 pub(super) fn has_one_answer(path: &str) -> bool {
     let name = path.strip_prefix("/lockkeeper.v1.Lockkeeper/");
     name.is_some_and(|name| !matches!(name, "Session" | "Watch" | "Backup"))
@@ -124,7 +125,8 @@ pub(super) async fn route(
             let body = Body::new(Full::new(call.body));
             return Ok(answered(routes.call(Request::from_parts(call.parts, body)).await));
         }
-        // Unary calls take this path also while this node leads: it may lose the leadership before it has answered.
+        // Unary calls take this path also while this node leads: it may lose the leadership before it has
+        // answered.
         call.answer(routes).await
     };
     answer.await.unwrap_or_else(Status::into_http)
@@ -142,7 +144,8 @@ struct Forwarding {
     caller: Caller,
     parts: Parts,
     body: Bytes,
-    /// The caller's deadline, at most [`PATIENCE`] after the call began, and for a `SessionCall` [`POLL_MAX`] more.
+    /// The caller's deadline, at most [`PATIENCE`] after the call began, and for a `SessionCall` [`POLL_MAX`]
+    /// more.
     until: Instant,
     has_timeout: bool,
 }
@@ -219,9 +222,9 @@ impl Forwarding {
         self.front.clients().get(&leader).filter(|address| !address.is_empty()).cloned()
     }
 
-    /// Forwards the call to the node that this one follows. Returns `None` if the call can be sent again: it was not
-    /// sent, or, unless it must be executed once, the other node does not lead or this node has stopped following it
-    /// (the connection to a dead leader may stay open for long).
+    /// Forwards the call to the node that this one follows. Returns `None` if the call can be sent again: it
+    /// was not sent, or, unless it must be executed once, the other node does not lead or this node has
+    /// stopped following it (the connection to a dead leader may stay open for long).
     async fn ask(
         &self,
         leader: u64,

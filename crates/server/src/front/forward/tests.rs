@@ -247,7 +247,8 @@ async fn idempotent_call_is_retried_until_a_leader_answers() {
     assert_eq!(leader.heard().len(), 4);
 }
 
-/// The connections of a partitioned or stopped leader stay open, so a pending call must not wait for their end.
+/// The connections of a partitioned or stopped leader stay open, so a pending call must not wait for their
+/// end.
 #[tokio::test]
 async fn pending_call_moves_to_the_next_leader_unless_it_must_not_be_repeated() {
     let (hangs, next) = (Leader::that(&[Does::Hangs]).await, Leader::that(&[Does::Answers]).await);

@@ -39,7 +39,8 @@ pub(super) struct JsonAuditTrail {
     node: u64,
     /// The newest first.
     records: Vec<JsonAuditRecord>,
-    /// `before` of the next page; absent: there is none. A node keeps its newest 1,000 records for this call; its file has more.
+    /// `before` of the next page; absent: there is none. A node keeps its newest 1,000 records for this call;
+    /// its file has more.
     #[serde(skip_serializing_if = "Option::is_none")]
     next_before: Option<u64>,
 }

@@ -1,4 +1,5 @@
-//! What a handler gets from a request: who calls, the session's secret, the body; and the service's calls to answer it by.
+//! What a handler gets from a request: who calls, the session's secret, the body; and the service's calls to
+//! answer it by.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -47,7 +48,8 @@ pub(super) struct Origin {
 /// The calls of the service, in this process, as the caller of a request may make them.
 pub(super) type Calls = LockkeeperClient<InProcess>;
 
-/// Answers calls as the gRPC port would: permissions, quotas, the audit trail and forwarding to the leader are the same.
+/// Answers calls as the gRPC port would: permissions, quotas, the audit trail and forwarding to the leader
+/// are the same.
 #[derive(Clone)]
 pub(super) struct InProcess {
     origin: Origin,
@@ -170,8 +172,9 @@ impl SessionClient {
 }
 
 impl SessionClient {
-    /// While this node leads, it is asked without the way through a gRPC call, which costs more than the rest of the request.
-    /// What `forward::route` does besides is done here: the same checks, and the other way if it does not lead (any more).
+    /// While this node leads, it is asked without the way through a gRPC call, which costs more than the rest
+    /// of the request. What `forward::route` does besides is done here: the same checks, and the other way if
+    /// it does not lead (any more).
     async fn call(&self, mut call: v1::SessionCallRequest) -> Result<v1::SessionCallResponse, Status> {
         let leads = *self.front.state().borrow() == ReplicaStatus::Ready;
         if !leads {
@@ -185,7 +188,8 @@ impl SessionClient {
         if !status.metadata().contains_key(LEADER_METADATA) {
             return answer;
         }
-        // The call may be repeated (P7). It is neither judged nor counted again, and waits for the rest of its time.
+        // The call may be repeated (P7). It is neither judged nor counted again, and waits for the rest of
+        // its time.
         let waited = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         call.poll_ms = call.poll_ms.saturating_sub(waited);
         let mut service = self.service.clone();
@@ -277,7 +281,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for InQuery<T> {
     }
 }
 
-/// The query of a call that takes none: what is there may be the rest of a name with a `?` that was not encoded.
+/// The query of a call that takes none: what is there may be the rest of a name with a `?` that was not
+/// encoded.
 pub(super) struct NoQuery;
 
 impl<S: Send + Sync> FromRequestParts<S> for NoQuery {

@@ -258,7 +258,8 @@ pub(super) async fn transfer(
     Ok(Json(Transferred { leader: transferred.leader }))
 }
 
-/// The whole table, as a file for `lockkeeper restore`. The file is complete if its end was read: it has its own checksums.
+/// The whole table, as a file for `lockkeeper restore`. The file is complete if its end was read: it has its
+/// own checksums.
 #[utoipa::path(get, path = "/v1/backup", tag = "cluster",
     responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream")))]
 pub(super) async fn backup(Client(mut calls): Client) -> Result<impl IntoResponse, Problem> {

@@ -295,7 +295,8 @@ pub(super) struct BreakOrder {
     /// Who orders it.
     #[serde(default)]
     by: String,
-    /// Do not wait for the holder's release: nothing excludes it from the resource until it has stopped by itself.
+    /// Do not wait for the holder's release: nothing excludes it from the resource until it has stopped by
+    /// itself.
     #[serde(default)]
     now: bool,
 }

@@ -20,7 +20,8 @@ use crate::front::caller::authorize_for;
 use crate::observe;
 use crate::options::MetricsPage;
 
-/// Most prefixes that get series of their own, as long as this process lives: each costs its reader memory for days.
+/// Most prefixes that get series of their own, as long as this process lives: each costs its reader memory
+/// for days.
 const PREFIXES_MAX: usize = 100;
 /// The time over which the clock's rate is measured at least.
 const RATE_TIME: Duration = Duration::from_secs(10);

@@ -1,9 +1,10 @@
 //! HTTP/JSON: the service's calls for `curl`, and for languages without gRPC.
 //!
-//! Responsible for: each request is translated into one call of the service, which is answered in this process as the gRPC
-//! port would answer it: identities, permissions, quotas, the audit trail and forwarding to the leader are the same. Contains
-//! no lock rule. Reading order: `call.rs` (what a handler gets), `problem.rs` (errors), `sessions.rs` (sessions and their
-//! requests), `locks.rs`, `watch.rs`, `cluster.rs`, `audit.rs`, `openapi.rs`; `metrics.rs`; `pages.rs` (for browsers).
+//! Responsible for: each request is translated into one call of the service, which is answered in this
+//! process as the gRPC port would answer it: identities, permissions, quotas, the audit trail and forwarding
+//! to the leader are the same. Contains no lock rule. Reading order: `call.rs` (what a handler gets),
+//! `problem.rs` (errors), `sessions.rs` (sessions and their requests), `locks.rs`, `watch.rs`, `cluster.rs`,
+//! `audit.rs`, `openapi.rs`; `metrics.rs`; `pages.rs` (for browsers).
 
 mod audit;
 mod call;
@@ -128,8 +129,8 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
     type Future = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
 
     fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
-        // Registered on the connection's own task, at once: no drain barrier passes before a request that may keep a
-        // session alive is handed on.
+        // Registered on the connection's own task, at once: no drain barrier passes before a request that may
+        // keep a session alive is handed on.
         let arriving = Arriving::new(&self.connection);
         let call = self.connection.call();
         if request.method() == Method::GET {
@@ -153,8 +154,8 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
     }
 }
 
-/// The host that a request names, if that is neither an address nor this machine. A web site can let its name stand for
-/// 127.0.0.1, and then has the browser's user call this port (DNS rebinding).
+/// The host that a request names, if that is neither an address nor this machine. A web site can let its name
+/// stand for 127.0.0.1, and then has the browser's user call this port (DNS rebinding).
 fn foreign_host<B>(request: &http::Request<B>) -> Option<String> {
     let host = request.headers().get(header::HOST)?;
     let Ok(host) = host.to_str() else { return Some(String::from_utf8_lossy(host.as_bytes()).into_owned()) };

@@ -1,7 +1,8 @@
 //! The pages for browsers: the console at `/`, and the hazard player.
 //!
-//! Their files are the same for everybody and contain nothing of the service's state: that comes by the calls under `/v1`,
-//! with the caller's own permissions. A strict policy lets a page load and run nothing but these files.
+//! Their files are the same for everybody and contain nothing of the service's state: that comes by the calls
+//! under `/v1`, with the caller's own permissions. A strict policy lets a page load and run nothing but these
+//! files.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -94,8 +95,8 @@ impl SentFile {
         }
         let takes_gzip = of(header::ACCEPT_ENCODING).split(',').any(|it| it.trim() == "gzip");
         if takes_gzip && self.gzip.get().is_none() {
-            // It takes some milliseconds, which the calls of others should not wait for. If the thread fails, the file is
-            // compressed here.
+            // It takes some milliseconds, which the calls of others should not wait for. If the thread fails,
+            // the file is compressed here.
             let file = self.clone();
             let _ = tokio::task::spawn_blocking(move || drop(file.gzip().cloned())).await;
         }

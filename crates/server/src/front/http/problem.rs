@@ -20,8 +20,8 @@ pub(super) struct Problem {
     code: ProblemCode,
     /// What was wrong, and what to do; for people.
     detail: String,
-    /// With `busy`: the session of the conflicting hold with the lowest token; absent if only waiters and closed holds
-    /// conflict.
+    /// With `busy`: the session of the conflicting hold with the lowest token; absent if only waiters and
+    /// closed holds conflict.
     #[serde(skip_serializing_if = "Option::is_none")]
     holder: Option<u64>,
     /// With `busy`: that session's label.
@@ -55,8 +55,8 @@ pub(super) enum ProblemCode {
     UnsupportedMediaType,
     /// The body is too large.
     PayloadTooLarge,
-    /// The state does not allow it: another number of permits is in force, the request does not hold, its number or the
-    /// session's secret is in use for something else, or an operator must act.
+    /// The state does not allow it: another number of permits is in force, the request does not hold, its
+    /// number or the session's secret is in use for something else, or an operator must act.
     FailedPrecondition,
     /// A limit or quota is reached: release something, or retry later.
     ResourceExhausted,

@@ -11,8 +11,8 @@ use super::call::{Client, InPath, InQuery, JsonBody, NoQuery, SessionClient, une
 use super::content;
 use super::problem::{Problem, ProblemCode, RequestEnd};
 
-/// How long a call waits for a request that is queued, if it does not say. Much longer is possible, but a call that waits does
-/// not keep its session alive.
+/// How long a call waits for a request that is queued, if it does not say. Much longer is possible, but a
+/// call that waits does not keep its session alive.
 const POLL_MS_DEFAULT: u64 = 1_000;
 
 /// Every call that concerns a session shows its secret.
@@ -49,13 +49,14 @@ pub(super) struct OpenedSession {
     session: u64,
 }
 
-/// The session lives for another ttl, counted from when this call was sent. What happened to its requests meanwhile:
+/// The session lives for another ttl, counted from when this call was sent. What happened to its requests
+/// meanwhile:
 #[derive(Serialize, ToSchema)]
 pub(super) struct Notices {
     /// The requests whose holds are under a break: stop, then delete them.
     revoked: Vec<u64>,
-    /// The requests that have ended although nobody deleted them: an operator has broken the hold, or their time in the queue is
-    /// over. Stop, then delete them, so that the service forgets them.
+    /// The requests that have ended although nobody deleted them: an operator has broken the hold, or their
+    /// time in the queue is over. Stop, then delete them, so that the service forgets them.
     ended: Vec<EndedMeanwhile>,
 }
 
@@ -73,7 +74,8 @@ impl Notices {
     }
 }
 
-/// Opens a session, or finds the one that an earlier call with the same secret has opened: with other times it is refused.
+/// Opens a session, or finds the one that an earlier call with the same secret has opened: with other times
+/// it is refused.
 #[utoipa::path(post, path = "/v1/sessions", tag = "sessions", params(SecretHeader), request_body = OpenSession,
     responses((status = 200, body = OpenedSession)))]
 pub(super) async fn open(
@@ -169,13 +171,13 @@ impl From<v1::Mode> for Mode {
 pub(super) struct Acquire {
     /// The session's id.
     session: u64,
-    /// The number of this request in its session, from 1. It must be higher than that of every earlier request. The same
-    /// call again, with the same number, asks again for the same request, and waits on; it is refused if the locks, their
-    /// mode, `permits`, `subtree` or `keep_closed_ms` are others.
+    /// The number of this request in its session, from 1. It must be higher than that of every earlier
+    /// request. The same call again, with the same number, asks again for the same request, and waits on; it
+    /// is refused if the locks, their mode, `permits`, `subtree` or `keep_closed_ms` are others.
     #[schema(minimum = 1)]
     request: u64,
-    /// The client has the answers to all requests up to this number and does not ask for them again, so the service may
-    /// forget them; at most 4,096 ended requests are remembered.
+    /// The client has the answers to all requests up to this number and does not ask for them again, so the
+    /// service may forget them; at most 4,096 ended requests are remembered.
     #[serde(default)]
     done_through: u64,
     /// How to hold the lock.
@@ -196,8 +198,9 @@ pub(super) struct Acquire {
     wait: bool,
     /// With `wait`: how long to wait in the queue in all, in milliseconds; absent: unlimited.
     at_most_ms: Option<u64>,
-    /// With `wait`: how long this call waits for the answer, in milliseconds; absent: 1,000. The request stays in the queue
-    /// after that. At most a third of the session's ttl, or other calls have to keep the session alive meanwhile.
+    /// With `wait`: how long this call waits for the answer, in milliseconds; absent: 1,000. The request
+    /// stays in the queue after that. At most a third of the session's ttl, or other calls have to keep the
+    /// session alive meanwhile.
     #[schema(maximum = 60_000)]
     poll_ms: Option<u64>,
     /// How long the lock stays closed after the hold, in milliseconds.
@@ -256,8 +259,8 @@ pub(super) struct Permit {
 
 /// Acquires a lock, or asks again for a request that was made before.
 ///
-/// The answer 202 says that the request is still in the queue: the same call again waits on. If an answer is lost, the same
-/// call again gets it. To give up, delete the request.
+/// The answer 202 says that the request is still in the queue: the same call again waits on. If an answer is
+/// lost, the same call again gets it. To give up, delete the request.
 #[utoipa::path(post, path = "/v1/locks/{name}", tag = "sessions",
     params(
         ("name" = String, Path, description = "The lock's name; it may contain `/`."),
@@ -297,7 +300,8 @@ pub(super) async fn acquire(
         meta: content::bytes("meta", asked.meta, asked.meta_base64)?,
         traceparent: traceparent(&headers),
     };
-    // The table refuses the number of a request for other locks (R5), so the answer is of these. They are merged as there (N1).
+    // The table refuses the number of a request for other locks (R5), so the answer is of these. They are
+    // merged as there (N1).
     let mut locks = acquire.names.clone();
     locks.sort_unstable();
     locks.dedup();

@@ -30,9 +30,9 @@ pub(super) struct WatchedNames {
 
 /// The state of the locks at and below a name, then every change.
 ///
-/// Events: `state`, once for each lock in use, then `synced`; changes may come in between. `changed`: the state of a lock
-/// after a change; without holds it is free. `error`: a problem, after which the connection ends; watch again. The data of
-/// `state` and `changed` is a `Lock`.
+/// Events: `state`, once for each lock in use, then `synced`; changes may come in between. `changed`: the
+/// state of a lock after a change; without holds it is free. `error`: a problem, after which the connection
+/// ends; watch again. The data of `state` and `changed` is a `Lock`.
 #[utoipa::path(get, path = "/v1/watch", tag = "locks", params(WatchedNames),
     responses((status = 200, body = JsonLock, content_type = "text/event-stream")))]
 pub(super) async fn watch(

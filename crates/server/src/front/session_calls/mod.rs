@@ -1,7 +1,8 @@
 //! `SessionCall`: a request of a session whose client keeps no stream open.
 //!
-//! Responsible for: a call gets the answers that a stream would get, and no other caller's. The calls of a session share a
-//! stream to the replica (`shared_stream.rs`), which their clients do not see; it is found only by the session's secret.
+//! Responsible for: a call gets the answers that a stream would get, and no other caller's. The calls of a
+//! session share a stream to the replica (`shared_stream.rs`), which their clients do not see; it is found
+//! only by the session's secret.
 
 mod shared_stream;
 
@@ -30,7 +31,8 @@ pub(super) use shared_stream::{SharedStream, SharedStreams};
 
 /// The path of the call.
 pub(super) const SESSION_CALL: &str = "/lockkeeper.v1.Lockkeeper/SessionCall";
-/// The longest wait for a queued request in one call: proxies close connections that are silent for much longer.
+/// The longest wait for a queued request in one call: proxies close connections that are silent for much
+/// longer.
 pub(super) const POLL_MAX: Duration = Duration::from_secs(60);
 /// After a longer call the stream is closed: the session's client gets its whole ttl from then on.
 pub(super) const SHORT_CALL: Duration = Duration::from_millis(100);
@@ -74,8 +76,9 @@ impl Asked {
         SharedStreamKey { identity: caller.identity.clone(), secret: self.secret.0 }
     }
 
-    /// The requests on the stream. They attach the session, unless it is attached, ask for a proof that this node leads, and
-    /// ask for what the call asks for. A call that opens a session asks for the proof once it is open.
+    /// The requests on the stream. They attach the session, unless it is attached, ask for a proof that this
+    /// node leads, and ask for what the call asks for. A call that opens a session asks for the proof once it
+    /// is open.
     fn frame(self, number: u64, attachment: Attachment) -> Vec<Request> {
         let session = self.session;
         let Attachment { number: attach, session: attached } = attachment;

@@ -1,10 +1,10 @@
 //! The stream to the replica that the calls of a session share, and who gets which of its answers.
 //!
-//! It stays open for the next call if all calls were answered at once, since to open and close it costs as much as the rest of
-//! such a call; of too many idle ones, the one that has been idle for longest is closed. A call that finds it idle attaches the
-//! session again: a stream of another client may have had the session meanwhile. After a call that has waited, or whose caller
-//! has gone, it is closed with the last call, as one that this node closes: the session then has its whole ttl, and no answer to
-//! that call is to come.
+//! It stays open for the next call if all calls were answered at once, since to open and close it costs as
+//! much as the rest of such a call; of too many idle ones, the one that has been idle for longest is closed.
+//! A call that finds it idle attaches the session again: a stream of another client may have had the session
+//! meanwhile. After a call that has waited, or whose caller has gone, it is closed with the last call, as one
+//! that this node closes: the session then has its whole ttl, and no answer to that call is to come.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,8 +27,9 @@ use lockkeeper_places::TakenPlace;
 /// Most streams that stay open between calls. Each costs the replica some work in every turn.
 pub(in crate::front) const IDLE_MAX: usize = 1 << 10;
 
-/// Who shares a stream: the calls of a caller that show the same secret, which is of one session. The calls that open it are
-/// among them: on a stream of their own they would take the session from the stream of the others.
+/// Who shares a stream: the calls of a caller that show the same secret, which is of one session. The calls
+/// that open it are among them: on a stream of their own they would take the session from the stream of the
+/// others.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct SharedStreamKey {
     pub(super) identity: Identity,
@@ -71,7 +72,8 @@ struct SharedState {
     by_command: BTreeSet<(u64, u64, u64)>,
     /// The numbers of the calls that open a session and have no answer yet.
     opening: BTreeSet<u64>,
-    /// The number of the attaches since the stream was last idle. Later ones have higher numbers, also on other streams.
+    /// The number of the attaches since the stream was last idle. Later ones have higher numbers, also on
+    /// other streams.
     attach: u64,
     /// The session that is attached to the stream.
     attached: Option<u64>,
@@ -81,7 +83,8 @@ struct SharedState {
     idle: Option<u64>,
     /// It ends with the last call.
     must_close: bool,
-    /// The replica has ended it, the session has moved to another stream, or the caller is refused: no call may join.
+    /// The replica has ended it, the session has moved to another stream, or the caller is refused: no call
+    /// may join.
     is_over: bool,
     /// This node has closed it.
     is_closed: bool,
@@ -104,8 +107,8 @@ pub(super) enum Awaits {
     KeptAlive,
     /// The answer to the command with this seq.
     Answer(u64),
-    /// The answer to the `finish` with this seq. The request that it ends, `target`, may have answers of its own under the same
-    /// seq.
+    /// The answer to the `finish` with this seq. The request that it ends, `target`, may have answers of its
+    /// own under the same seq.
     End {
         seq: u64,
         target: u64,
@@ -189,8 +192,8 @@ impl SharedState {
         }
     }
 
-    /// Answers the call if it has all that it needs. Answered calls are taken out, so that a crowd of them does not get each
-    /// other's items.
+    /// Answers the call if it has all that it needs. Answered calls are taken out, so that a crowd of them
+    /// does not get each other's items.
     fn settle(&mut self, id: CallId) {
         if self.calls.get(&id).is_some_and(AwaitingCall::is_complete)
             && let Some(mut call) = self.remove(id)
@@ -246,7 +249,8 @@ impl SharedState {
                 }
             }
             Some(What::Refused(_)) if item.seq == 0 => {
-                // An attached session is refused if another stream has it now. Only one with a higher number gets it back.
+                // An attached session is refused if another stream has it now. Only one with a higher number
+                // gets it back.
                 self.is_over |= self.attached == Some(session);
                 self.end(session, &only(item));
             }
@@ -261,7 +265,8 @@ impl SharedState {
         Vec::new()
     }
 
-    /// The item may answer an earlier call with the same secret, and is no proof for the others: each asks for its own.
+    /// The item may answer an earlier call with the same secret, and is no proof for the others: each asks
+    /// for its own.
     fn opened(&mut self, item: &v1::ServerItem) -> Vec<Request> {
         self.attached = Some(item.session);
         let mut keep_alives = Vec::new();

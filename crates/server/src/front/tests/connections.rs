@@ -1,4 +1,5 @@
-//! Connections that are kept, refused and closed. The callers show tokens, on the port for HTTP: one call each.
+//! Connections that are kept, refused and closed. The callers show tokens, on the port for HTTP: one call
+//! each.
 
 use std::net::IpAddr;
 
@@ -37,8 +38,8 @@ impl Callers {
         Self { rig, folder, tokens: made.map(|(name, token)| (name, token.token)).into() }
     }
 
-    /// Makes one call from this address of loopback; returns the connection, which is open, or the refusal's text with the
-    /// connection's end.
+    /// Makes one call from this address of loopback; returns the connection, which is open, or the refusal's
+    /// text with the connection's end.
     async fn call(&self, who: &str, host: u8) -> Result<TcpStream, String> {
         let mut socket = connect(&self.rig, host).await;
         let token = &self.tokens.iter().find(|(name, _)| *name == who).unwrap().1;
@@ -172,7 +173,8 @@ async fn idle_connection_closes_after_a_bound_and_earlier_if_there_is_no_place()
     callers.connections(1).await;
 }
 
-/// With gRPC, too; a stream that has sent something is looked at by the replica, which knows whether it has a session.
+/// With gRPC, too; a stream that has sent something is looked at by the replica, which knows whether it has a
+/// session.
 #[tokio::test]
 async fn silent_stream_is_reported_and_a_connection_without_calls_closes() {
     local(async {

@@ -18,8 +18,8 @@ fn drain(rig: &Rig, number: u64) {
     rig.outbox.put(&mut vec![Output::Drain(number)], ReplicaStatus::Ready);
 }
 
-/// This thread, which is also the runtime's, is blocked while it writes; the calls are in a socket that was idle, and in the
-/// accept queue, when the barrier begins.
+/// This thread, which is also the runtime's, is blocked while it writes; the calls are in a socket that was
+/// idle, and in the accept queue, when the barrier begins.
 #[tokio::test]
 async fn barrier_after_a_stall_waits_for_calls_by_http() {
     let mut rig = Rig::start().await;
@@ -53,8 +53,8 @@ async fn barrier_after_a_stall_waits_for_calls_by_http() {
     assert!(matches!(events[2], Event::Drained(2)), "{events:?}");
 }
 
-/// A connection carries one call at a time, so a call behind one that waits is not read. No session expires while it may be
-/// a keep-alive: the connection is closed first, and its client knows.
+/// A connection carries one call at a time, so a call behind one that waits is not read. No session expires
+/// while it may be a keep-alive: the connection is closed first, and its client knows.
 #[tokio::test]
 async fn connection_with_calls_behind_one_that_waits_is_closed_before_a_barrier_passes() {
     let mut rig = Rig::start().await;

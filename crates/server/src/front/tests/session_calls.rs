@@ -1,5 +1,5 @@
-//! Calls of sessions without a stream: no barrier passes before those that had arrived are handed on, and which of them share
-//! a stream to the replica.
+//! Calls of sessions without a stream: no barrier passes before those that had arrived are handed on, and
+//! which of them share a stream to the replica.
 
 use std::io::{Read as _, Write as _};
 
@@ -30,8 +30,8 @@ fn call_of(stream: u32, session: u64, what: v1::client_item::What, poll_ms: u64)
     bytes
 }
 
-/// Waits for the event with this index, a frame. Answers its attaches and keep-alives as the replica would, and sends `items`
-/// after these answers. Returns the frame's stream.
+/// Waits for the event with this index, a frame. Answers its attaches and keep-alives as the replica would,
+/// and sends `items` after these answers. Returns the frame's stream.
 async fn answer(rig: &mut Rig, event: usize, items: Vec<v1::ServerItem>) -> StreamId {
     use v1::server_item::What;
     let frame = &rig.events(event + 1).await[event];
@@ -71,8 +71,8 @@ fn attach_number(event: &Event) -> u64 {
     }
 }
 
-/// This thread, which is also the runtime's, is blocked while it writes; the calls are in the socket, and in the accept
-/// queue, when the barrier begins.
+/// This thread, which is also the runtime's, is blocked while it writes; the calls are in the socket, and in
+/// the accept queue, when the barrier begins.
 #[tokio::test]
 async fn barrier_after_a_stall_waits_for_calls_that_keep_sessions_alive() {
     let mut rig = Rig::start().await;
@@ -97,7 +97,8 @@ async fn barrier_after_a_stall_waits_for_calls_that_keep_sessions_alive() {
     assert!(matches!(events[2], Event::Drained(2)), "{events:?}");
 }
 
-/// Its session's end has come while it waited for room in the inbox: a frame now could follow the end of the stream.
+/// Its session's end has come while it waited for room in the inbox: a frame now could follow the end of the
+/// stream.
 #[tokio::test]
 async fn call_that_is_answered_already_hands_nothing_on() {
     let mut rig = Rig::start().await;

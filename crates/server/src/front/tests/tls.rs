@@ -1,5 +1,5 @@
-//! The same over TLS: the drain barrier counts what the TLS layer holds, and an end of the connection counts as the
-//! client's with TLS' own end and without it.
+//! The same over TLS: the drain barrier counts what the TLS layer holds, and an end of the connection counts
+//! as the client's with TLS' own end and without it.
 
 use std::net::Shutdown;
 use std::path::Path;
@@ -94,7 +94,8 @@ impl TlsClient {
         self.stream.flush().await.unwrap();
     }
 
-    /// Writes several records in one segment, without a turn of the node's tasks in between: loopback takes it at once.
+    /// Writes several records in one segment, without a turn of the node's tasks in between: loopback takes
+    /// it at once.
     fn says_at_once(&mut self, ids: std::ops::Range<u64>) {
         let (socket, tls) = self.stream.get_mut();
         for id in ids {
@@ -120,8 +121,8 @@ impl TlsClient {
     }
 }
 
-/// As for a plain connection, but the barrier begins once the runtime has read the socket: three keep-alives arrive as
-/// three records in one segment, and all of them count.
+/// As for a plain connection, but the barrier begins once the runtime has read the socket: three keep-alives
+/// arrive as three records in one segment, and all of them count.
 #[tokio::test]
 async fn barrier_over_tls_waits_for_all_records_that_had_arrived() {
     let folder = tempfile::tempdir().unwrap();
@@ -193,8 +194,8 @@ async fn bare_fin_under_tls_counts_as_closed_by_client() {
     assert!(ended_by(close).await);
 }
 
-/// The last request and the end of the connection arrive together: the request counts before the end does, also with a
-/// barrier in between.
+/// The last request and the end of the connection arrive together: the request counts before the end does,
+/// also with a barrier in between.
 #[tokio::test]
 async fn request_that_arrives_together_with_fin_is_handed_on_before_the_barrier_passes() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Snapshots between two nodes, over real sockets: if one side stalls, the other gives up, and a later snapshot
-//! arrives.
+//! Snapshots between two nodes, over real sockets: if one side stalls, the other gives up, and a later
+//! snapshot arrives.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -135,12 +135,13 @@ async fn stalled_receiver_is_reported_and_a_later_attempt_succeeds() {
         let answered = handshake::answer(socket, &*receiver.bulk.directory, &[Lane::Snapshot]).await;
         answered.expect("it is let in").0
     };
-    // Stands for a connection of the receiver to the sender's address: it gives the sender the receiver's ticket.
+    // Stands for a connection of the receiver to the sender's address: it gives the sender the receiver's
+    // ticket.
     let hello = receiver.bulk.directory.first_hello(1, Lane::Snapshot).expect("random numbers");
     let refusal = sender.bulk.directory.admit_guest(&hello).expect_err("it was not reached itself");
     assert!(refusal.text.contains("once it was reached at its own address"), "{}", refusal.text);
-    // 64 pieces are more than the kernel buffers for a receiver that does not read. One piece fits, so that only
-    // the final answer is missing.
+    // 64 pieces are more than the kernel buffers for a receiver that does not read. One piece fits, so that
+    // only the final answer is missing.
     for (index, count) in [(5, 64), (6, 1)] {
         let offer = sender.offers(index, &vec![vec![7; PIECE_BYTES_MAX]; count], 0);
         let ((), silent) = tokio::join!(sender.bulk.clone().send(offer), connected());

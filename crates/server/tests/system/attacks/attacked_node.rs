@@ -1,4 +1,5 @@
-//! The node that is attacked, and how the attackers reach it: by plain connections, or by TLS with a certificate.
+//! The node that is attacked, and how the attackers reach it: by plain connections, or by TLS with a
+//! certificate.
 
 use std::net::SocketAddr;
 

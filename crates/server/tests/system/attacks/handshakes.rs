@@ -24,7 +24,8 @@ async fn half_handshakes() {
     .await;
 }
 
-/// Handshakes, each with its signatures, and nothing after them: what clients do that reconnect again and again.
+/// Handshakes, each with its signatures, and nothing after them: what clients do that reconnect again and
+/// again.
 #[tokio::test]
 async fn handshake_storm() {
     tls_under_attack("whole handshakes, then closed", 64, async |target, sent| {

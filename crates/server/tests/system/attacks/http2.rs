@@ -61,7 +61,8 @@ async fn rapid_reset() {
     .await;
 }
 
-/// Connections that write `begin`, and then `burst`, of `frames` frames, until the node closes them. They read nothing.
+/// Connections that write `begin`, and then `burst`, of `frames` frames, until the node closes them. They
+/// read nothing.
 async fn flood(what: &str, begin: Vec<u8>, burst: Vec<u8>, frames: u64) {
     under_attack(what, 16, move |target, sent| {
         let (begin, burst) = (begin.clone(), burst.clone());

@@ -1,7 +1,8 @@
 //! A member of a cluster that sends garbage to the others, on connections that it has opened as what it is.
 //!
-//! Its node is a real one. What a broken machine, or somebody who has taken it over, would do to its bytes is done by a
-//! relay before each node's peer port: it passes on the handshake, then writes garbage instead of the member's frames.
+//! Its node is a real one. What a broken machine, or somebody who has taken it over, would do to its bytes is
+//! done by a relay before each node's peer port: it passes on the handshake, then writes garbage instead of
+//! the member's frames.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +33,8 @@ static NOISE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     (0..16_u64 << 20).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 });
 
-/// What is written on a connection of this lane, from node `from` to node `to`. Each number gives other bytes.
+/// What is written on a connection of this lane, from node `from` to node `to`. Each number gives other
+/// bytes.
 fn garbage(number: u64, lane: Lane, from: u64, to: u64) -> Vec<u8> {
     let noise = |bytes: usize| NOISE[number as usize % (8 << 20)..][..bytes].to_vec();
     if lane == Lane::Snapshot {
@@ -41,8 +43,8 @@ fn garbage(number: u64, lane: Lane, from: u64, to: u64) -> Vec<u8> {
         let offer = SnapshotOffer { to, from, term: 1, head: Some(head), bytes };
         return [record(&offer.encode_to_vec()), noise(1 << 16), u32::MAX.to_le_bytes().to_vec()].concat();
     }
-    // Of a term that is over, so that none of it can be true. What a member says in the present term the others must
-    // believe: a lie about it is not defended against.
+    // Of a term that is over, so that none of it can be true. What a member says in the present term the
+    // others must believe: a lie about it is not defended against.
     let message = |kind: PeerKind, index: u64| PeerMessage {
         kind: kind.into(),
         from,

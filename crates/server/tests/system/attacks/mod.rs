@@ -1,8 +1,10 @@
-//! Attacks on the clients' ports of a real node. Each runs for a while beside a witness: a client that acquires and
-//! releases a lock all the time. The witness must lose nothing and must make progress, and the node's memory must stay
-//! within bounds. Each test prints a row: what was sent, for how long, what the witness noticed.
+//! Attacks on the clients' ports of a real node. Each runs for a while beside a witness: a client that
+//! acquires and releases a lock all the time. The witness must lose nothing and must make progress, and the
+//! node's memory must stay within bounds. Each test prints a row: what was sent, for how long, what the
+//! witness noticed.
 //!
-//! `LOCKKEEPER_ATTACK_SECONDS=30 cargo nextest run -p lockkeeper-server --test system attacks --no-capture -j 1` runs them for longer.
+//! `LOCKKEEPER_ATTACK_SECONDS=30 cargo nextest run -p lockkeeper-server --test system attacks --no-capture -j
+//! 1` runs them for longer.
 
 mod attacked_node;
 mod frames;
@@ -28,8 +30,8 @@ use crate::harness::{DEADLINE, Server, directory};
 use attacked_node::AttackedNode;
 use witness::{Observations, Witness};
 
-/// How much the memory of this process may grow during an attack, attackers included. The most is for 16 connections with
-/// changes that they do not read, of 16 MiB each.
+/// How much the memory of this process may grow during an attack, attackers included. The most is for 16
+/// connections with changes that they do not read, of 16 MiB each.
 const GROWTH_MAX: u64 = 512 << 20;
 
 /// What the attackers have done so far.
@@ -51,8 +53,8 @@ fn seconds() -> Duration {
     Duration::from_secs(seconds.unwrap_or(1))
 }
 
-/// Lets `attackers` tasks run `attack` again and again against a node, beside a witness: by plain connections, then by TLS
-/// with a certificate. `attack` ends when the node has had enough of it.
+/// Lets `attackers` tasks run `attack` again and again against a node, beside a witness: by plain
+/// connections, then by TLS with a certificate. `attack` ends when the node has had enough of it.
 async fn under_attack<F>(what: &str, attackers: usize, attack: impl Fn(AttackedNode, AttackCount) -> F)
 where
     F: Future<Output = ()> + Send + 'static,

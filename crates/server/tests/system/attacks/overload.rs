@@ -71,8 +71,8 @@ impl Bystander {
     }
 }
 
-/// Lets the node's threads go first: the client that floods is to take its time from the node's queues, not from its
-/// processor.
+/// Lets the node's threads go first: the client that floods is to take its time from the node's queues, not
+/// from its processor.
 fn be_nice() {
     let thread = std::fs::read_link("/proc/thread-self").unwrap();
     let thread = thread.file_name().unwrap();
@@ -135,7 +135,8 @@ async fn flood(address: SocketAddr, token: String, number: u64, done: AttackCoun
     }
 }
 
-/// Prints what the client that asks for little notices. It must lose nothing, and neither must the one that floods.
+/// Prints what the client that asks for little notices. It must lose nothing, and neither must the one that
+/// floods.
 #[test]
 fn overload_by_one_client_is_not_felt_by_another() {
     let (files, data) = (directory(), directory());

@@ -65,8 +65,8 @@ async fn bad_calls_are_refused_in_words() {
         assert_eq!((status, &problem["code"]), (400, &json!("invalid-argument")), "{path}: {problem}");
     }
     client.hold(20, "a").await;
-    // The number of a hold of another lock, and the secret of a session with another ttl: the client would believe what is
-    // not so (P5).
+    // The number of a hold of another lock, and the secret of a session with another ttl: the client would
+    // believe what is not so (P5).
     let (status, problem) = client.acquire(20, "b", json!({})).await;
     assert_eq!((status, &problem["code"]), (409, &json!("failed-precondition")), "{problem}");
     let (status, again) = client.acquire(20, "a", json!({})).await;
@@ -118,8 +118,9 @@ async fn session_is_its_secrets_owners() {
     server.stop().await.unwrap();
 }
 
-/// A web site that the user of a browser visits can send requests to this machine. It can't declare a body as JSON without
-/// asking the server first, and a name of its own that stands for this machine is seen in `Host`.
+/// A web site that the user of a browser visits can send requests to this machine. It can't declare a body as
+/// JSON without asking the server first, and a name of its own that stands for this machine is seen in
+/// `Host`.
 #[tokio::test]
 async fn requests_of_web_sites_are_refused() {
     let data = directory();

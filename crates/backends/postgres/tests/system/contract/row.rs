@@ -129,8 +129,8 @@ impl Subject for Rows {
         self.server.psql("select last_value from public.refusals where is_called").parse().unwrap_or(0)
     }
 
-    /// The transaction that inserts the lock's row waits in its commit, as for a slow disk or a synchronous standby:
-    /// the row's times are set, and no other transaction sees the row.
+    /// The transaction that inserts the lock's row waits in its commit, as for a slow disk or a synchronous
+    /// standby: the row's times are set, and no other transaction sees the row.
     fn hold_back(&self, name: &str) -> bool {
         self.server.psql(&format!(
             "create table gate (is_open boolean); insert into gate values (false); \

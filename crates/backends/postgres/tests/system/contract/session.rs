@@ -75,8 +75,8 @@ impl Subject for Advisory {
         drop(held);
     }
 
-    /// By a break with `now`, which terminates the server process that holds the lock. The client's traffic is blocked
-    /// before, so that no message of the server reaches it.
+    /// By a break with `now`, which terminates the server process that holds the lock. The client's traffic
+    /// is blocked before, so that no message of the server reaches it.
     async fn take_away(&self, label: &str, name: &str) {
         self.faults.silence(label);
         let operator = self.operator().await;

@@ -8,7 +8,8 @@ use lockkeeper_rig::{Number, Shim};
 
 use crate::row::support::{SECOND, client, holder, rows, server, token, until};
 
-/// Environment variable with a URL: makes a copy of this test binary hold a lock there until its standard input ends.
+/// Environment variable with a URL: makes a copy of this test binary hold a lock there until its standard
+/// input ends.
 const HOLD: &str = "LOCKKEEPER_ROW_HOLD";
 
 fn seconds() -> u64 {

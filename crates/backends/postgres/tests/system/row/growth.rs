@@ -5,8 +5,8 @@ use lockkeeper_rig::Postgres;
 use crate::row::support::{client, server, token, until};
 
 fn clean(server: &Postgres) -> usize {
-    // Resets the time of the last cleanup, which would suppress this one. One transaction, so that no client cleans up
-    // in between.
+    // Resets the time of the last cleanup, which would suppress this one. One transaction, so that no client
+    // cleans up in between.
     server
         .psql("UPDATE lockkeeper.row_sweep SET swept = '-infinity'; SELECT lockkeeper.row_clean(500, false)")
         .parse()

@@ -1,5 +1,5 @@
-//! Properties specific to lease rows in PostgreSQL, on a real server: one scenario per test. The promises common to all
-//! backends are tested in the contract suite.
+//! Properties specific to lease rows in PostgreSQL, on a real server: one scenario per test. The promises
+//! common to all backends are tested in the contract suite.
 
 mod clocks;
 mod connections;

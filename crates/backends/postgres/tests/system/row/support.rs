@@ -71,8 +71,8 @@ pub(crate) fn token(held: &Guard<Unfenced>) -> u64 {
     held.token_hint().unwrap().get()
 }
 
-/// Installs a trigger that records each grant, and each grant that conflicted with a hold at that time. The trigger
-/// runs while the row is locked, so it records the grants in their order.
+/// Installs a trigger that records each grant, and each grant that conflicted with a hold at that time. The
+/// trigger runs while the row is locked, so it records the grants in their order.
 pub(crate) fn audit(server: &Postgres) {
     server.psql(
         "CREATE TABLE grants (at bigint GENERATED ALWAYS AS IDENTITY, name text, slot int, token bigint);
@@ -94,8 +94,8 @@ pub(crate) fn audit(server: &Postgres) {
     );
 }
 
-/// Returns the number of recorded grants. Checks that each had a higher token than the one before for the same name,
-/// and that none conflicted with a hold.
+/// Returns the number of recorded grants. Checks that each had a higher token than the one before for the
+/// same name, and that none conflicted with a hold.
 pub(crate) fn audited_grants(server: &Postgres) -> usize {
     assert_eq!(server.psql("SELECT * FROM double_holds"), "", "held twice");
     let unordered = "SELECT * FROM (SELECT name, token, lag(token) OVER (PARTITION BY name ORDER BY at) AS before \

@@ -62,7 +62,8 @@ async fn waiters_are_woken_and_do_not_poll_the_server() {
         tasks.push(tokio::spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() }));
         until_waiting(&holds, "queue", turn).await;
     }
-    // Each attempt of a waiter writes its row in `row_waiter` once: it inserts the row, or extends it by a ttl.
+    // Each attempt of a waiter writes its row in `row_waiter` once: it inserts the row, or extends it by a
+    // ttl.
     let writes = || -> usize {
         server.psql("SELECT pg_stat_force_next_flush()");
         let count = "SELECT n_tup_ins + n_tup_upd FROM pg_stat_user_tables WHERE relname = 'row_waiter'";
@@ -125,8 +126,8 @@ async fn a_break_reaches_its_holder_long_before_a_keep_alive_would() {
     let (holds, breaks) = (client(&server.url(), "holds").await, client(&server.url(), "breaks").await);
     // Renewed every twenty minutes.
     let held = holds.mutex("broken").ttl(3600 * SECOND).acquire().await.unwrap();
-    // The grant may be older than the client's check for poolers, which `findings` waits for. The break must reach the
-    // holder all the same.
+    // The grant may be older than the client's check for poolers, which `findings` waits for. The break must
+    // reach the holder all the same.
     holds.findings().await.unwrap();
     breaks.break_hold(order("broken", &held, false)).await.unwrap();
     let began = Instant::now();

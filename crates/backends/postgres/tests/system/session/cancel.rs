@@ -36,7 +36,8 @@ async fn a_waiter_that_is_dropped_at_any_moment_leaves_nothing() {
     world.until_nothing_is_left().await;
 }
 
-/// The server may grant a wait while the cancel request is under way (DistributedLock by madelson, issue 147).
+/// The server may grant a wait while the cancel request is under way (DistributedLock by madelson, issue
+/// 147).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_during_a_cancel_is_released() {
     let world = World::start();

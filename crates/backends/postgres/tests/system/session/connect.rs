@@ -215,8 +215,8 @@ async fn invalid_addresses_are_refused() {
     }
 }
 
-/// A connection's `application_name` contains the client's label. The database's encoding has no code for these
-/// characters.
+/// A connection's `application_name` contains the client's label. The database's encoding has no code for
+/// these characters.
 #[tokio::test]
 async fn label_outside_the_database_encoding_is_accepted() {
     let server = Postgres::start();

@@ -79,7 +79,8 @@ async fn killed_waiter_does_not_block_the_queue() {
     world.until_nothing_is_left().await;
 }
 
-/// An advisory lock does not expire while its connection is open. This is documented, and a reason for fencing.
+/// An advisory lock does not expire while its connection is open. This is documented, and a reason for
+/// fencing.
 #[tokio::test]
 async fn a_stopped_process_keeps_its_lock() {
     let world = World::start();
@@ -96,8 +97,8 @@ async fn a_stopped_process_keeps_its_lock() {
     locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
 }
 
-/// A server that flushes its WAL only for commits that wait for the flush: the background writer of the WAL pauses for
-/// 10 s, and autovacuum is off. All earlier WAL is flushed.
+/// A server that flushes its WAL only for commits that wait for the flush: the background writer of the WAL
+/// pauses for 10 s, and autovacuum is off. All earlier WAL is flushed.
 fn forgetful(more: &[&str]) -> World {
     let world = World::with(&[&["-c", "wal_writer_delay=10s", "-c", "autovacuum=off"], more].concat());
     world.server.psql("checkpoint");
@@ -148,8 +149,8 @@ async fn tokens_of_committed_transactions_rise_over_a_crash_with_asynchronous_co
     assert!(before < after, "{before:?}, and {after:?} after the crash");
 }
 
-/// A sequence writes WAL only for every 32nd value. So the WAL record that covers a token may belong to another
-/// transaction, which has not committed and so has not flushed the record.
+/// A sequence writes WAL only for every 32nd value. So the WAL record that covers a token may belong to
+/// another transaction, which has not committed and so has not flushed the record.
 #[tokio::test]
 async fn tokens_of_committed_transactions_rise_if_an_unfinished_one_logged_them() {
     let world = forgetful(&[]);

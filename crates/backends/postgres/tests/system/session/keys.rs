@@ -35,8 +35,8 @@ async fn server_locks_the_key_of_each_rule() {
         ("raw", "-1,7"),
     ] {
         let locks = world.with_key(key).await;
-        // At startup the client tries a lock on a connection that it then closes. The server may hold that lock for a
-        // moment longer.
+        // At startup the client tries a lock on a connection that it then closes. The server may hold that
+        // lock for a moment longer.
         world.until_nothing_is_left().await;
         let held = locks.mutex(name).acquire().await.unwrap();
         let expected = match key.parse::<PgKey>().unwrap().key(name).unwrap() {
@@ -51,8 +51,8 @@ async fn server_locks_the_key_of_each_rule() {
     }
 }
 
-/// Compares the server's own hash functions with fixed values, and checks that the client locks the keys that they
-/// compute.
+/// Compares the server's own hash functions with fixed values, and checks that the client locks the keys that
+/// they compute.
 #[tokio::test]
 async fn server_side_rules_match_the_server() {
     let world = World::start();

@@ -74,8 +74,8 @@ async fn waiters_requeue_after_a_restart() {
     next.verify().await.unwrap();
 }
 
-/// The client detects the loss by the missing answer to its probe, and terminates the server process that still holds
-/// the lock once the server responds again.
+/// The client detects the loss by the missing answer to its probe, and terminates the server process that
+/// still holds the lock once the server responds again.
 #[tokio::test]
 async fn unresponsive_server_counts_as_lost() {
     let world = World::start();
@@ -107,9 +107,9 @@ async fn break_reaches_its_holder_and_is_shown_to_others() {
     assert_eq!(answer, Broken::NotCurrent { live: vec![token] });
     assert_eq!(held.loss(), None);
 
-    // Any database user can notify the holder's channel. A notification without the secret key, which only users with
-    // the right to read the holder's statements can see, is ignored. The answer to `inspect` arrives on the same
-    // connection after the notifications, so they have been received by then.
+    // Any database user can notify the holder's channel. A notification without the secret key, which only
+    // users with the right to read the holder's statements can see, is ignored. The answer to `inspect`
+    // arrives on the same connection after the notifications, so they have been received by then.
     world.server.psql("create role stranger login");
     let monitors = "select string_agg(split_part(application_name, ' ', 3), ' ') from pg_stat_activity \
                     where application_name like 'lockkeeper monitor %'";

@@ -185,7 +185,8 @@ fn acquires_aborted_with_their_runtime_leave_nothing() {
             let locks = locks.clone();
             ends.spawn(async move {
                 loop {
-                    // In even rounds two tasks at a time contend for a lock; in odd rounds each task has its own lock.
+                    // In even rounds two tasks at a time contend for a lock; in odd rounds each task has its
+                    // own lock.
                     let held =
                         locks.mutex(format!("{}", task / 2 * 2 + task % 2 * (round % 2))).acquire().await;
                     held.unwrap().release().await.unwrap();

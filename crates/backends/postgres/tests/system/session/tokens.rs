@@ -33,8 +33,8 @@ async fn without_the_schema_there_are_locks_without_tokens() {
     fenced.mutex("a").acquire().await.unwrap().release().await.unwrap();
 }
 
-/// A connection acquires by a statement that it prepared once. A repeated hold must show its current owner, token and
-/// metadata, and exclude others, like the first.
+/// A connection acquires by a statement that it prepared once. A repeated hold must show its current owner,
+/// token and metadata, and exclude others, like the first.
 #[tokio::test]
 async fn repeated_locks_show_their_current_owner() {
     for tokens in [false, true] {
@@ -130,8 +130,8 @@ async fn init_starts_at_the_clock_and_never_lowers_tokens() {
     assert!(last() >= first, "{} after {first}", last());
 }
 
-/// `create … if not exists` would keep an object of another role, which could then run its own code with the privileges
-/// of everybody who uses the object.
+/// `create … if not exists` would keep an object of another role, which could then run its own code with the
+/// privileges of everybody who uses the object.
 #[tokio::test]
 async fn init_refuses_objects_of_another_role() {
     for trap in [
@@ -203,8 +203,8 @@ async fn token_is_synced_before_the_grant_unless_the_wal_is_synced() {
     held.release().await.unwrap();
     transaction.rollback().await.unwrap();
 
-    // Repeated until one acquire writes no WAL: every 32nd value of a sequence is logged, and the server writes other
-    // records now and then.
+    // Repeated until one acquire writes no WAL: every 32nd value of a sequence is logged, and the server
+    // writes other records now and then.
     until("a token costs nothing", async || {
         let before = log(&world.server).0;
         locks.mutex("a").acquire().await.unwrap().release().await.unwrap();

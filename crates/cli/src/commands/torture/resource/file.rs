@@ -54,8 +54,8 @@ impl FileLedger {
         match section {
             Some(section) => Ok(self.fence.write(section, ledger.as_bytes())?),
             None => {
-                // Written to a temporary file and renamed, as a careful program does: a killed worker must not
-                // leave a partial ledger. The name contains the process id, since without a fence nothing
+                // Written to a temporary file and renamed, as a careful program does: a killed worker must
+                // not leave a partial ledger. The name contains the process id, since without a fence nothing
                 // excludes two writers.
                 let new = self.beside(&format!(".{}", std::process::id()));
                 let put = write_new(&new, ledger).and_then(|()| fs::rename(&new, &self.path));
@@ -69,8 +69,8 @@ impl FileLedger {
     }
 
     pub(super) fn remove(&self) -> Result<(), Failure> {
-        // Removes everything whose name begins with the ledger's random name, which includes temporary files of
-        // killed workers.
+        // Removes everything whose name begins with the ledger's random name, which includes temporary files
+        // of killed workers.
         let failed = |error: &std::io::Error| {
             Failure::system(
                 IO,
@@ -96,8 +96,8 @@ impl FileLedger {
     }
 }
 
-/// Writes this process's temporary file. `O_NOFOLLOW`: in a world-writable directory another user may have placed a
-/// symlink at this name.
+/// Writes this process's temporary file. `O_NOFOLLOW`: in a world-writable directory another user may have
+/// placed a symlink at this name.
 fn write_new(path: &Path, ledger: &str) -> std::io::Result<()> {
     let mut options = fs::File::options();
     let mut file =

@@ -1,8 +1,8 @@
 //! The resource that workers write to: a ledger with one line per update, read and written as a whole.
 //!
-//! Implements the three ways of writing that are compared: without the fence; checked by the fence at the write; and
-//! checked at the write, after `enter`. Each kind of resource is accessed as its users would. This module does not
-//! depend on locks or faults.
+//! Implements the three ways of writing that are compared: without the fence; checked by the fence at the
+//! write; and checked at the write, after `enter`. Each kind of resource is accessed as its users would. This
+//! module does not depend on locks or faults.
 
 mod file;
 #[cfg(feature = "postgres")]
@@ -148,7 +148,8 @@ impl OpenLedger {
         }
     }
 
-    /// Replaces the whole ledger. The fence checks the section's token; without a section, the fence is not used.
+    /// Replaces the whole ledger. The fence checks the section's token; without a section, the fence is not
+    /// used.
     pub(super) async fn write(&mut self, section: Option<Section>, ledger: &str) -> Result<(), LedgerError> {
         match self {
             Self::File(file) => file.write(section, ledger),

@@ -1,4 +1,5 @@
-//! A table of one row in a PostgreSQL database, guarded by the fence in the database's `lockkeeper_fence` schema.
+//! A table of one row in a PostgreSQL database, guarded by the fence in the database's `lockkeeper_fence`
+//! schema.
 
 use lockkeeper_fence::Section;
 use lockkeeper_fence::postgres::PostgresError;

@@ -1,5 +1,5 @@
-//! Links between nodes that are cut in one direction: the messages that one node sends are dropped, but it still
-//! receives the other's. Clients reach every node.
+//! Links between nodes that are cut in one direction: the messages that one node sends are dropped, but it
+//! still receives the other's. Clients reach every node.
 //!
 //! Each test has its own network, which requires root and `ip`.
 
@@ -25,8 +25,8 @@ struct Scene {
 /// An environment variable that is set in the process that runs one test alone.
 const ALONE: &str = "LK_FAULTS_ALONE";
 
-/// Runs the test with this name inside a network, in a process of its own: the library uses one thread for all
-/// streams of a process, and that thread must be inside the network, too.
+/// Runs the test with this name inside a network, in a process of its own: the library uses one thread for
+/// all streams of a process, and that thread must be inside the network, too.
 fn scene<F: Future<Output = ()>>(name: &str, test: impl FnOnce(Scene) -> F) {
     if std::env::var_os(ALONE).is_none() {
         let mut own = Command::new(std::env::current_exe().unwrap());
@@ -142,8 +142,8 @@ fn follower_cut_off_in_one_direction_does_not_disturb_the_cluster_and_recovers()
         nodes.catches_up(follower).await;
         load.goes_on(20);
 
-        // The follower receives everything, but its messages to the leader, which include the acknowledgements, are
-        // dropped.
+        // The follower receives everything, but its messages to the leader, which include the
+        // acknowledgements, are dropped.
         let leader = nodes.leader(&ALL).await;
         let [follower, _] = others(leader);
         scene.cut(&[follower], &[leader]);

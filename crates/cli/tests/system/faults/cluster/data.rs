@@ -37,8 +37,8 @@ async fn node_with_deleted_data_is_refused_with_the_remedy() {
     assert!(next.token() > held.token());
 }
 
-/// The nodes are started with the original bootstrap list: two empty nodes of three would be a majority of a second
-/// cluster.
+/// The nodes are started with the original bootstrap list: two empty nodes of three would be a majority of a
+/// second cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_emptied_nodes_do_not_bootstrap_a_second_cluster() {
     let mut nodes = Nodes::founded();
@@ -67,8 +67,8 @@ async fn two_emptied_nodes_do_not_bootstrap_a_second_cluster() {
     assert!(free.acquire().await.is_err(), "one of three grants nothing");
 }
 
-/// P2: a backup is taken under load through a follower, and restored twice. Each restore creates a new cluster,
-/// whose tokens are above all earlier ones.
+/// P2: a backup is taken under load through a follower, and restored twice. Each restore creates a new
+/// cluster, whose tokens are above all earlier ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restores_of_a_cluster_backup_issue_higher_tokens() {
     let nodes = Nodes::founded();

@@ -1,5 +1,5 @@
-//! Nodes compare digests of their tables at snapshots: all nodes must snapshot after the same entries, and a node
-//! with a diverging table is detected.
+//! Nodes compare digests of their tables at snapshots: all nodes must snapshot after the same entries, and a
+//! node with a diverging table is detected.
 
 use std::fs;
 use std::path::Path;
@@ -49,8 +49,8 @@ async fn all_nodes_take_snapshots_after_the_same_entries() {
     }
 }
 
-/// Replaces the table in a node's snapshot by one that the log does not produce, with correct checksums: as if the
-/// node's memory had been corrupted before the snapshot was written.
+/// Replaces the table in a node's snapshot by one that the log does not produce, with correct checksums: as
+/// if the node's memory had been corrupted before the snapshot was written.
 fn tamper(data: &Path) {
     let disk = MemoryDisk::new();
     for entry in fs::read_dir(data).unwrap() {
@@ -103,7 +103,8 @@ async fn give_another_table(nodes: &mut Nodes, wrong: usize, leader: usize) {
     }
 }
 
-/// One node of three has a diverging table, as a follower or as the leader. It is detected, stops, and is replaced.
+/// One node of three has a diverging table, as a follower or as the leader. It is detected, stops, and is
+/// replaced.
 async fn is_found(leads: bool) {
     let mut nodes = founded();
     let held = nodes.client("holder").await.mutex("held").ttl(LONG).acquire().await.unwrap();
@@ -137,8 +138,8 @@ async fn leader_with_a_diverging_table_stops_and_is_replaced() {
     is_found(true).await;
 }
 
-/// With two nodes it is undecidable which table is right, so both serve and report the difference. The third node
-/// decides once it is back.
+/// With two nodes it is undecidable which table is right, so both serve and report the difference. The third
+/// node decides once it is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn diverging_node_stops_only_once_a_third_node_is_up() {
     let mut nodes = founded();

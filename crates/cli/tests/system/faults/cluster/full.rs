@@ -46,7 +46,8 @@ async fn full_disk_stops_only_its_own_node() {
         answer("it leads", async || nodes.status(to).await.filter(|status| status.leads)).await;
         load.goes_on(20);
         fill(&rest);
-        // The load uses up the log space that is still preallocated. Then the node needs more space, and stops.
+        // The load uses up the log space that is still preallocated. Then the node needs more space, and
+        // stops.
         has_stopped(
             &mut nodes.nodes[SMALL],
             &[

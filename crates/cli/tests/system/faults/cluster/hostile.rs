@@ -73,8 +73,8 @@ fn copied(from: &Path, to: &Path) {
     }
 }
 
-/// A cluster's identity, as an impostor may have learned it: the cluster's id, and each member's incarnation and
-/// address.
+/// A cluster's identity, as an impostor may have learned it: the cluster's id, and each member's incarnation
+/// and address.
 struct LearnedIdentity {
     cluster: Vec<u8>,
     members: Vec<Member>,
@@ -280,8 +280,8 @@ async fn messages_of_an_impostor_have_no_effect() {
             hello.election_timeout_ms = rng.number();
             let (mut socket, refusal) = refused(address, &hello);
             assert_eq!(refusal.code(), RefusalCode::Later);
-            // The impostor sends its messages in spite of the refusal; the writes fail once the node has closed the
-            // connection.
+            // The impostor sends its messages in spite of the refusal; the writes fail once the node has
+            // closed the connection.
             let frames = (0..20).map(|_| PeerFrame { messages: vec![rng.message(me, to)] });
             let _ = frames.into_iter().try_for_each(|frame| write(&mut socket, &frame));
 
@@ -293,8 +293,8 @@ async fn messages_of_an_impostor_have_no_effect() {
     serve_all_the_same(&nodes, "after impostors").await;
 }
 
-/// The impostor announces another address for the member whose identity it has learned. To nodes that connect there,
-/// the impostor answers that they were removed, or have lost their data.
+/// The impostor announces another address for the member whose identity it has learned. To nodes that connect
+/// there, the impostor answers that they were removed, or have lost their data.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refusal_by_a_single_peer_stops_no_node() {
     let mut nodes = Nodes::founded();

@@ -1,5 +1,5 @@
-//! Three real nodes as one cluster, observed by clients while a node is killed, stopped, restarted, disconnected,
-//! or deprived of its data or its disk.
+//! Three real nodes as one cluster, observed by clients while a node is killed, stopped, restarted,
+//! disconnected, or deprived of its data or its disk.
 
 mod cuts;
 mod data;

@@ -6,9 +6,9 @@ use super::nodes::{ALL, Nodes, OPTIONS, others};
 use crate::faults::load::Load;
 use crate::faults::server::{LONG, answer, until, within};
 
-/// The shortest time from a leader's death to the next election, as a fraction of the time-out: the leader has sent its
-/// last heartbeat at most a sixth of the time-out before its death, and a follower's tick count is off by up to a
-/// twelfth.
+/// The shortest time from a leader's death to the next election, as a fraction of the time-out: the leader
+/// has sent its last heartbeat at most a sixth of the time-out before its death, and a follower's tick count
+/// is off by up to a twelfth.
 const LEFT: f64 = 9.0 / 12.0;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,11 +12,12 @@ use lockkeeper_wire::v1::{self, client_item};
 
 use super::{CarrierOutput, Outbox, earlier, items};
 
-/// The shortest and the longest time limit for the answer to a command; between them it is a third of the ttl. Long
-/// enough for a change of leader, so that a release rarely ends without a known result.
+/// The shortest and the longest time limit for the answer to a command; between them it is a third of the
+/// ttl. Long enough for a change of leader, so that a release rarely ends without a known result.
 const COMMAND_LIMIT_MIN: Duration = Duration::from_secs(1);
 const COMMAND_LIMIT_MAX: Duration = Duration::from_secs(10);
-/// Without an answer for this long (a twelfth of the ttl, if that is shorter), a command is followed by a keep-alive.
+/// Without an answer for this long (a twelfth of the ttl, if that is shorter), a command is followed by a
+/// keep-alive.
 const ANSWER_USUAL: Duration = Duration::from_millis(500);
 /// Assumed for sessions without a ttl.
 const TTL: Duration = Duration::from_secs(30);
@@ -36,8 +37,8 @@ pub(super) struct CarriedSession<H> {
     next_sign: u64,
     /// The highest number of an attach or keep-alive sent on the present stream.
     sent_through: u64,
-    /// Attach and keep-alives of the present stream that are not acknowledged: number and time of sending. The
-    /// acknowledgement of a number covers all up to it.
+    /// Attach and keep-alives of the present stream that are not acknowledged: number and time of sending.
+    /// The acknowledgement of a number covers all up to it.
     unheard: VecDeque<(u64, BootInstant)>,
     /// Commands without an answer.
     asked: BTreeMap<Seq, PendingCommand<H>>,
@@ -53,8 +54,8 @@ enum AttachState {
     Unwanted,
     /// To be attached on the next stream.
     Waiting,
-    /// The open or attach was sent on the present stream. Its acknowledgement answers the open and keep-alive calls up
-    /// to this number.
+    /// The open or attach was sent on the present stream. Its acknowledgement answers the open and keep-alive
+    /// calls up to this number.
     Attaching(u64),
     Attached,
     /// Gone, closed or refused. Final (S2).
@@ -75,8 +76,8 @@ struct PendingCommand<H> {
     what: Numbered,
     /// Whether the command may have reached the service (P12).
     sent: bool,
-    /// When the command was sent on the present stream; `None` once a keep-alive has followed it because its answer is
-    /// late.
+    /// When the command was sent on the present stream; `None` once a keep-alive has followed it because its
+    /// answer is late.
     unanswered: Option<BootInstant>,
     /// The callers' handles: a retry of a command in flight joins it.
     handles: Vec<H>,
@@ -214,8 +215,8 @@ impl<H> CarriedSession<H> {
         }
     }
 
-    /// An acknowledgement extends the lease from the time of the call, so the acknowledged item must have been sent
-    /// after the call (P5). An attach that was sent before the call does not acknowledge it.
+    /// An acknowledgement extends the lease from the time of the call, so the acknowledged item must have
+    /// been sent after the call (P5). An attach that was sent before the call does not acknowledge it.
     fn sign(&mut self, now: BootInstant, opens: bool, handle: H, outbox: &mut Outbox) -> Option<BootInstant> {
         self.signs.push_back(Sign { number: self.next_sign, since: now, opens, handle });
         self.next_sign += 1;
@@ -258,7 +259,8 @@ impl<H> CarriedSession<H> {
         Some(look_at)
     }
 
-    /// Opens or attaches the session on a new stream, if it is in use. Returns the latest time for the next check.
+    /// Opens or attaches the session on a new stream, if it is in use. Returns the latest time for the next
+    /// check.
     pub(super) fn begin_stream(&mut self, now: BootInstant, outbox: &mut Outbox) -> Option<BootInstant> {
         if !self.is_wanted() {
             return None;
@@ -288,7 +290,8 @@ impl<H> CarriedSession<H> {
         Some(now + self.sign_limit())
     }
 
-    /// Detaches the session from the present stream; returns whether the session was attached or attaching on it.
+    /// Detaches the session from the present stream; returns whether the session was attached or attaching on
+    /// it.
     pub(super) fn end_stream(&mut self) -> bool {
         self.unheard.clear();
         let carried = matches!(self.place, AttachState::Attaching(_) | AttachState::Attached);
@@ -326,8 +329,8 @@ impl<H> CarriedSession<H> {
         }
     }
 
-    /// Sends a keep-alive after a command whose answer is late, unless an attach or keep-alive is unacknowledged: its
-    /// time limit already detects an unreachable leader.
+    /// Sends a keep-alive after a command whose answer is late, unless an attach or keep-alive is
+    /// unacknowledged: its time limit already detects an unreachable leader.
     pub(super) fn ask_for_a_sign(&mut self, now: BootInstant, outbox: &mut Outbox) {
         if !self.unheard.is_empty() || self.missed_at().is_none_or(|at| now < at) {
             return;

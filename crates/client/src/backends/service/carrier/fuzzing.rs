@@ -10,8 +10,8 @@ use prost::Message;
 
 use super::Carrier;
 
-/// Feeds frames of answers, each with a length of two bytes before it, to the client's side of a stream with three
-/// sessions.
+/// Feeds frames of answers, each with a length of two bytes before it, to the client's side of a stream with
+/// three sessions.
 ///
 /// # Panics
 /// If the client's side panics.

@@ -10,11 +10,13 @@ use lockkeeper_wire::{FRAME_BYTES_MAX, FRAME_NAMES_MAX};
 
 use super::Nonsense;
 
-/// Upper bound for an item without names, value and meta, in bytes: tags, lengths, numbers, a secret and a label.
+/// Upper bound for an item without names, value and meta, in bytes: tags, lengths, numbers, a secret and a
+/// label.
 const FIXED: usize = 128 + limits::LABEL_BYTES_MAX;
 const PER_NAME: usize = 8;
 
-// Every item fits into a frame: the library refuses content over a limit before it opens a session (`Lock::acquire`).
+// Every item fits into a frame: the library refuses content over a limit before it opens a session
+// (`Lock::acquire`).
 const _: () = {
     let names = limits::NAMES_PER_REQUEST_MAX * (limits::NAME_BYTES_MAX + PER_NAME);
     assert!(FIXED + names + limits::VALUE_BYTES_MAX + limits::META_BYTES_MAX <= FRAME_BYTES_MAX);

@@ -1,13 +1,13 @@
-//! Protocol logic of one connection's stream for its sessions, as a pure state machine: no I/O, and no clock except the
-//! times passed as arguments. Production and the simulator run the same code.
+//! Protocol logic of one connection's stream for its sessions, as a pure state machine: no I/O, and no clock
+//! except the times passed as arguments. Production and the simulator run the same code.
 //!
-//! Responsible for: opening and attaching sessions on each new stream, sending unresolved commands again in the order
-//! of their seqs (P7, R5), matching answers to calls, and detecting a service that is silent or sends invalid items.
-//! Requests and lease deadlines are decided by the session's machine (`crate::machine`).
+//! Responsible for: opening and attaching sessions on each new stream, sending unresolved commands again in
+//! the order of their seqs (P7, R5), matching answers to calls, and detecting a service that is silent or
+//! sends invalid items. Requests and lease deadlines are decided by the session's machine (`crate::machine`).
 //!
-//! Each call is resolved through its handle exactly once, with two exceptions, in which the handle is dropped: when the
-//! session is removed, and when the client submits a `Finish` of its own pending acquire, since the service then
-//! answers only the finish.
+//! Each call is resolved through its handle exactly once, with two exceptions, in which the handle is
+//! dropped: when the session is removed, and when the client submits a `Finish` of its own pending acquire,
+//! since the service then answers only the finish.
 
 mod carried;
 #[cfg(any(test, fuzzing))]
@@ -72,8 +72,8 @@ pub enum StreamEnding {
         /// The term of that leader; 0 if not given.
         term: u64,
     },
-    /// An attach or a keep-alive was not answered for a sixth of its session's ttl; the rest of the ttl is left for
-    /// other nodes.
+    /// An attach or a keep-alive was not answered for a sixth of its session's ttl; the rest of the ttl is
+    /// left for other nodes.
     Silent,
     /// An invalid item: the peer is no compatible lock service.
     Garbage(String),
@@ -150,7 +150,8 @@ impl<H> Carrier<H> {
         }
     }
 
-    /// Adds a session that is not open yet. `secret` is random; its first eight bytes must be unique in this carrier.
+    /// Adds a session that is not open yet. `secret` is random; its first eight bytes must be unique in this
+    /// carrier.
     pub fn add(&mut self, spec: Spec, label: &str, secret: Secret) -> SessionKey {
         let key = SessionKey(self.next_session);
         self.next_session += 1;
@@ -159,8 +160,8 @@ impl<H> Carrier<H> {
         key
     }
 
-    /// Removes a session with all its calls, which get no answer. Unless the session was closed, the service expires it after its ttl, with
-    /// lock-delay.
+    /// Removes a session with all its calls, which get no answer. Unless the session was closed, the service
+    /// expires it after its ttl, with lock-delay.
     pub fn remove(&mut self, key: SessionKey, out: &mut Vec<CarrierOutput<H>>) {
         let Some(session) = self.sessions.remove(&key) else { return };
         self.by_secret.remove(&session.secret_prefix());
@@ -199,9 +200,9 @@ impl<H> Carrier<H> {
         stream
     }
 
-    /// Handles a stream that ended without a message, could not be opened, or is being closed by the driver. In the
-    /// last case this must be called before the peer can see the close: from then on the service may end a session
-    /// after its `linger`, and the client's lease must end before.
+    /// Handles a stream that ended without a message, could not be opened, or is being closed by the driver.
+    /// In the last case this must be called before the peer can see the close: from then on the service may
+    /// end a session after its `linger`, and the client's lease must end before.
     pub fn stream_lost(&mut self, now: BootInstant, stream: StreamId, out: &mut Vec<CarrierOutput<H>>) {
         if self.stream == Some(stream) {
             self.end_stream(now, true, out);
@@ -228,14 +229,16 @@ impl<H> Carrier<H> {
             if let StreamEnding::Garbage(_) = ending {
                 self.outbox.seen.garbage += 1;
             }
-            // An announced end starts no `linger`; the service may take any other end for a close by the client.
+            // An announced end starts no `linger`; the service may take any other end for a close by the
+            // client.
             self.end_stream(now, !matches!(ending, StreamEnding::Announced { .. }), out);
             return out.push(CarrierOutput::EndStream(ending));
         }
     }
 
-    /// Fails overdue calls, and ends a stream on which the service is silent. After a command whose answer is late,
-    /// sends a keep-alive, whose time limit detects an unreachable leader sooner than the next renewal would.
+    /// Fails overdue calls, and ends a stream on which the service is silent. After a command whose answer is
+    /// late, sends a keep-alive, whose time limit detects an unreachable leader sooner than the next renewal
+    /// would.
     pub fn wake(&mut self, now: BootInstant, out: &mut Vec<CarrierOutput<H>>) {
         if self.look_at.is_none_or(|at| now < at) {
             return;
@@ -259,8 +262,8 @@ impl<H> Carrier<H> {
         self.look_at
     }
 
-    /// The next items to send, as one frame within the limits of the service; empty if there are none, or if `stream`
-    /// is not the present stream.
+    /// The next items to send, as one frame within the limits of the service; empty if there are none, or if
+    /// `stream` is not the present stream.
     pub fn take_frame(&mut self, stream: StreamId) -> Vec<v1::ClientItem> {
         if self.stream != Some(stream) {
             return Vec::new();

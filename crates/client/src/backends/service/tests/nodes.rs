@@ -67,9 +67,9 @@ async fn commands_unanswered_by_a_dead_leader_are_resent_in_order_and_applied_on
     assert_eq!(service.in_use(), 0);
 }
 
-/// The service may take the end of the stream for a close by the client and cut the session's remaining time to
-/// `linger`, so the client shortens its lease deadline too. It must attach to the session at the next leader before
-/// that deadline; the attach extends the deadline again.
+/// The service may take the end of the stream for a close by the client and cut the session's remaining time
+/// to `linger`, so the client shortens its lease deadline too. It must attach to the session at the next
+/// leader before that deadline; the attach extends the deadline again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_with_linger_survives_a_change_of_leader() {
     let service = StandIn::cluster(3);
@@ -83,8 +83,8 @@ async fn a_guard_with_linger_survives_a_change_of_leader() {
     held.release().await.unwrap();
 }
 
-/// The driver skips the dead node and gets the leader's address from another one. The first node tried is random, so
-/// the test is repeated.
+/// The driver skips the dead node and gets the leader's address from another one. The first node tried is
+/// random, so the test is repeated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_node_in_the_url_is_skipped() {
     for _ in 0..4 {

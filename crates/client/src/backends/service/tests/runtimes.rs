@@ -61,7 +61,8 @@ fn calls_of_tasks_that_are_ready_together_share_a_frame() {
     assert_eq!(current_thread().block_on(acquire_and_release_together(&service)), (1, 1));
 }
 
-/// How many tasks a thread finds ready at once is the system's choice, so it is enough if one of several rounds shares.
+/// How many tasks a thread finds ready at once is the system's choice, so it is enough if one of several
+/// rounds shares.
 #[test]
 fn calls_from_several_threads_share_few_frames() {
     const ROUNDS: usize = 10;

@@ -38,7 +38,8 @@ async fn a_node_that_accepts_but_never_answers_does_not_delay_the_others() {
     until("nobody waits for it any more", || closed.load(Ordering::SeqCst) == 1).await;
 }
 
-/// The slow node may be the leader: if the faster ones cannot serve the caller, the search must not have given it up.
+/// The slow node may be the leader: if the faster ones cannot serve the caller, the search must not have
+/// given it up.
 #[tokio::test]
 async fn a_slow_node_is_found_in_the_end() {
     let (near, far) = (StandIn::start(), StandIn::start());

@@ -1,5 +1,5 @@
-//! A stub of the service on real ports, based on the stub for the carrier's tests ([`Peer`]): one node, or several
-//! whose leader the test selects.
+//! A stub of the service on real ports, based on the stub for the carrier's tests ([`Peer`]): one node, or
+//! several whose leader the test selects.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};

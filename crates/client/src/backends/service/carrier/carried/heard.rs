@@ -29,8 +29,8 @@ impl<H> CarriedSession<H> {
         self.resolve_all(&refused(), out);
     }
 
-    /// The session is gone, which is final (S2). Resolves all its calls, and pushes the loss unless the client closes
-    /// it.
+    /// The session is gone, which is final (S2). Resolves all its calls, and pushes the loss unless the
+    /// client closes it.
     pub(in super::super) fn gone(&mut self, key: SessionKey, out: &mut Vec<CarrierOutput<H>>) {
         self.place = AttachState::Over;
         self.unheard.clear();
@@ -92,7 +92,8 @@ impl<H> CarriedSession<H> {
             }
             // Seq 0 belongs to no command: the item answers the attach or a keep-alive.
             What::Refused(refused) if seq.0 == 0 => match self.place {
-                // The service refuses to attach the session. Its holds can't be kept, so the session counts as gone.
+                // The service refuses to attach the session. Its holds can't be kept, so the session counts
+                // as gone.
                 AttachState::Attaching(_) => self.gone(key, out),
                 _ => {
                     self.unheard.clear();
@@ -136,8 +137,8 @@ impl<H> CarriedSession<H> {
         match answer {
             Answer::Revoked if unasked => out.push(CarrierOutput::Push(key, Push::Revoked { seq, notice })),
             Answer::Finished(end) if unasked => out.push(CarrierOutput::Push(key, Push::Ended { seq, end })),
-            // A late answer to a command that timed out or was dropped. A retry of that command is answered separately
-            // (P7).
+            // A late answer to a command that timed out or was dropped. A retry of that command is answered
+            // separately (P7).
             _ => {}
         }
         Ok(())

@@ -145,7 +145,8 @@ fn after_a_reconnect_unresolved_commands_follow_the_attach_in_order_of_seq() {
     assert!(matches!(out[..], [CarrierOutput::Resolved(1, Ok(Answer::Granted(_)))]), "{out:?}");
 }
 
-/// A keep-alive extends the lease from the time of its call: an attach sent before the call does not cover it (P5).
+/// A keep-alive extends the lease from the time of its call: an attach sent before the call does not cover it
+/// (P5).
 #[test]
 fn an_attach_acknowledges_only_keep_alives_made_before_it() {
     let mut line = Line::open(spec());
@@ -328,7 +329,8 @@ fn the_end_of_a_stream_is_pushed_to_sessions_with_linger_unless_announced() {
     assert_eq!(leader.as_deref(), Some("b:1"));
 }
 
-/// An unreachable leader is detected a sixth of the ttl after its first late answer, long before the next renewal.
+/// An unreachable leader is detected a sixth of the ttl after its first late answer, long before the next
+/// renewal.
 #[test]
 fn a_command_with_a_late_answer_is_followed_by_one_keep_alive() {
     let half = Duration::from_millis(500);

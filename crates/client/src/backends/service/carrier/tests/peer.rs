@@ -1,5 +1,5 @@
-//! Stub of the service: the real table, with the deadlines of sessions and revoked holds only. It applies and answers
-//! each item at once, without replication, which the simulator tests.
+//! Stub of the service: the real table, with the deadlines of sessions and revoked holds only. It applies and
+//! answers each item at once, without replication, which the simulator tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 

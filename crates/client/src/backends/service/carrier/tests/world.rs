@@ -1,5 +1,5 @@
-//! Machines and carriers against the real table. Streams are cut, with frames lost or delivered late; answers and
-//! pushes overtake each other; holds are broken; clocks run 0.9 % too slow or too fast.
+//! Machines and carriers against the real table. Streams are cut, with frames lost or delivered late; answers
+//! and pushes overtake each other; holds are broken; clocks run 0.9 % too slow or too fast.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -310,8 +310,8 @@ impl World {
         }
     }
 
-    /// Closes a stream after its sessions have processed their pushes. In production that order is given because both
-    /// happen on one thread.
+    /// Closes a stream after its sessions have processed their pushes. In production that order is given
+    /// because both happen on one thread.
     fn close(&mut self, who: usize) {
         if !std::mem::take(&mut self.clients[who].closes) {
             return;
@@ -441,7 +441,8 @@ proptest! {
     }
 }
 
-/// Checks that the world exercises the rules: locks are granted, and commands are sent again on later streams.
+/// Checks that the world exercises the rules: locks are granted, and commands are sent again on later
+/// streams.
 #[test]
 fn the_world_grants_and_resends_often() {
     let mut world = World::new();
