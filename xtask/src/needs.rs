@@ -193,11 +193,7 @@ const TEST_NEEDS: &[TestNeeds] = &[
     },
     TestNeeds {
         packages: &[EXAMPLE_BACKEND],
-        needs: &[Need {
-            program: "memcached",
-            package: "memcached",
-            used_by: "the example of a lock service",
-        }],
+        needs: &[Need::of(memcached::SERVER, "the example of a lock service")],
     },
     TestNeeds {
         packages: &[COMMAND, DYNAMODB, FENCE, LIBRARY, REDIS, RIG],
