@@ -466,3 +466,42 @@ fn product_depends_neither_on_the_rig_nor_on_the_feature_simulation() {
     }
     report(&problems);
 }
+
+/// Where source files name a lock service's package: the table of all, what only one of them has, and the fuzzer.
+const NAMING_FILES: [&str; 3] = [
+    "crates/client/src/backends/mod.rs",
+    "crates/client/src/fuzzing.rs",
+    "crates/client/src/once/dynamodb.rs",
+];
+
+/// A new lock service is a package, a line in the table, features and a page (docs/write-a-backend.md).
+#[test]
+fn a_lock_service_is_known_by_one_line() {
+    let (mut problems, mut services) = (Vec::new(), 0);
+    let sources = texts("rs");
+    for folder in fs::read_dir(root().join("crates/backends")).expect("the lock services' packages") {
+        let folder = folder.expect("a folder").file_name();
+        let name = folder.to_string_lossy();
+        let package = format!("lockkeeper_{name}");
+        let line = format!("\"{name}\" {package}: ");
+        let mut known = 0;
+        for (path, text) in &sources {
+            let is_test = path.components().any(|part| part.as_os_str() == "tests");
+            if path.starts_with("crates/backends") || is_test {
+                continue;
+            }
+            known += text.lines().filter(|code| code.trim_start().starts_with(&line)).count();
+            let names_it =
+                text.lines().any(|code| !code.trim_start().starts_with("//") && code.contains(&package));
+            if names_it && !NAMING_FILES.iter().any(|naming| path == Path::new(naming)) {
+                problems.push(format!("{}: names {package}", path.display()));
+            }
+        }
+        services += 1;
+        if known != 1 {
+            problems.push(format!("{package} has {known} lines in the table of lock services, not one"));
+        }
+    }
+    assert!(services >= 7, "only {services} lock services are found: the search itself is broken");
+    report(&problems);
+}
