@@ -30,10 +30,10 @@ use std::time::Duration;
 pub use event::{AcquireLimits, CallKind, Event, Key, NotAcquired, Output, Releasing, RunsOn};
 use hold::{AcquireStage, HoldState, PendingAcquire};
 use link::{Opens, SessionPhase};
-#[cfg(feature = "machine")]
+#[cfg(any(test, feature = "machine"))]
 pub use lockkeeper_backend::{Answer, CallId, Granted, Push, Spec};
 use lockkeeper_backend::{BootInstant, LossCause};
-#[cfg(not(feature = "machine"))]
+#[cfg(not(any(test, feature = "machine")))]
 use lockkeeper_backend::{CallId, Spec};
 use lockkeeper_core::Seq;
 use pause::{RETRY_MAX, RETRY_MIN, pause};
