@@ -7,6 +7,7 @@
 //! Every test collects all problems before it fails, so that one run reports everything.
 
 mod code_map;
+mod comments;
 mod page;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -161,28 +162,6 @@ fn no_source_file_is_too_long() {
     report(&texts("rs").into_iter().filter(is_written).filter_map(too_long).collect::<Vec<_>>());
 }
 
-/// rustfmt applies its width to code only. Tables, code and words without a space can't be wrapped.
-#[test]
-fn comments_are_no_wider_than_code() {
-    let settings = fs::read_to_string(root().join("rustfmt.toml")).expect("rustfmt.toml exists");
-    let width = settings.lines().find_map(|line| line.strip_prefix("max_width = "));
-    let width: usize = width.and_then(|width| width.parse().ok()).expect("rustfmt.toml sets max_width");
-    let mut problems = Vec::new();
-    for (file, text) in texts("rs").into_iter().filter(is_written) {
-        let mut is_code = false;
-        problems.extend(bad_lines(&file, &text, |line| {
-            let comment = line.trim_start().strip_prefix("//")?;
-            let comment = comment.trim_start_matches(['/', '!']).trim_start();
-            is_code ^= comment.starts_with("```");
-            let can_wrap = !is_code && !comment.starts_with('|') && comment.contains(' ');
-            let columns = line.chars().count();
-            (can_wrap && columns > width)
-                .then(|| format!("a comment of {columns} columns, at most {width}: wrap it"))
-        }));
-    }
-    report(&problems);
-}
-
 /// Whether people have written the file, and no generator.
 fn is_written((path, _): &(PathBuf, String)) -> bool {
     !path.components().any(|part| part.as_os_str() == "generated")
@@ -286,37 +265,6 @@ fn no_code_is_unfinished_and_no_test_is_disabled() {
             let needs_more = line.contains(concat!("#[ign", "ore = \"needs "));
             let found = forbidden.iter().find(|word| line.contains(**word) && !needs_more);
             found.map(|word| format!("`{word}` must not stay"))
-        }));
-    }
-    report(&problems);
-}
-
-/// Rust code in the docs of a library without doctests would be compiled by nobody.
-#[test]
-fn libraries_without_doctests_have_no_code_in_their_docs() {
-    let metadata = MetadataCommand::new().manifest_path(root().join("Cargo.toml")).no_deps().exec();
-    let metadata = metadata.expect("cargo reads the workspace");
-    let mut without = BTreeSet::new();
-    for target in metadata.packages.iter().flat_map(|package| &package.targets) {
-        if target.is_lib() && !target.doctest {
-            let source = target.src_path.parent().expect("a file has a folder").as_std_path();
-            without.insert(source.strip_prefix(root()).expect("it is in the workspace").to_owned());
-        }
-    }
-    assert!(without.contains(Path::new("crates/core/src")), "{without:?}");
-    let mut problems = Vec::new();
-    for (file, text) in texts("rs") {
-        if !without.iter().any(|folder| file.starts_with(folder)) {
-            continue;
-        }
-        let mut is_open = false;
-        problems.extend(bad_lines(&file, &text, |line| {
-            let line = line.trim_start();
-            let doc = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"))?;
-            let language = doc.trim_start().strip_prefix("```")?;
-            is_open = !is_open;
-            let is_code = is_open && (language.is_empty() || language.starts_with("rust"));
-            is_code.then(|| "this code is not compiled: its crate has no doctests".to_owned())
         }));
     }
     report(&problems);
@@ -467,7 +415,8 @@ fn product_depends_neither_on_the_rig_nor_on_the_feature_simulation() {
     report(&problems);
 }
 
-/// Where source files name a lock service's package: the table of all, what only one of them has, and the fuzzer.
+/// Where source files name a lock service's package: the table of all, what only one of them has, and the
+/// fuzzer.
 const NAMING_FILES: [&str; 3] = [
     "crates/client/src/backends/mod.rs",
     "crates/client/src/fuzzing.rs",
