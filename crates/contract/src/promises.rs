@@ -211,12 +211,16 @@ async fn p5_overtaken(subject: &impl Subject) -> bool {
 /// Only acknowledged keep-alives extend the lease deadline. A backend without ttl has no deadline.
 async fn p6_confirmed(subject: &impl Subject) -> bool {
     let held = subject.client("keeps alive").await.mutex("promises/p6").acquire().await.unwrap();
-    let Ok(Some(until)) = held.valid_until() else { return !held_by_ttl(subject).await };
-    subject.pass(12 * SECOND).await;
-    let Ok(Some(moved)) = held.valid_until() else { return false };
+    let Ok(Some(before)) = held.valid_until() else { return !held_by_ttl(subject).await };
+    let moved = until("a keep-alive is acknowledged", async || {
+        subject.pass(SECOND / 2).await;
+        held.valid_until().expect("it is held").filter(|now| *now > before)
+    })
+    .await;
+    // The next keep-alive is sent after a third of the ttl, 10 s.
     subject.cut_off("keeps alive");
     subject.pass(12 * SECOND).await;
-    moved > until && held.valid_until() == Ok(Some(moved))
+    held.valid_until() == Ok(Some(moved))
 }
 
 async fn held_by_ttl(subject: &impl Subject) -> bool {
@@ -271,14 +275,14 @@ async fn p8_dead_waiter(subject: &impl Subject) -> bool {
         return false;
     }
     let held = locks.mutex(name).acquire().await.unwrap();
-    let gives_up = subject.client("gives up").await.mutex(name).wait(Wait::For(SECOND));
+    let gives_up = subject.client("gives up").await.mutex(name).wait(Wait::For(3 * SECOND));
     let first = tokio::spawn(async move { gives_up.acquire().await.map(drop) });
     until_waiting(&locks, name, 1).await;
     let second = subject.client("stays").await.mutex(name);
     let second = tokio::spawn(async move { second.acquire().await.map(drop) });
     until_waiting(&locks, name, 2).await;
-    subject.pass(2 * SECOND).await;
-    let gave_up = matches!(first.await.unwrap(), Err(AcquireError::TimedOut { .. }));
+    let gave_up =
+        matches!(while_time_passes(subject, first).await.unwrap(), Err(AcquireError::TimedOut { .. }));
     held.release().await.unwrap();
     gave_up && second.await.unwrap().is_ok()
 }
