@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::settings::{PORT, Settings, Topology};
-use super::slots::{Range, SLOTS, ranges, slot_of};
+use super::slots::{Range, SLOTS, slot_of};
 use super::store::{RedisStore, Role};
 use super::target::Target;
 
@@ -59,8 +59,11 @@ impl Map {
     }
 }
 
-/// No reachable node has the slot.
-const NOBODY: CallError = CallError::NOT_SENT;
+/// No reachable node has the slot of a name.
+fn no_node(name: &LockName) -> BackendError {
+    let what = format!("no node of the cluster that can be reached has the slot of `{name}`");
+    BackendError::new(BackendErrorKind::Unreachable, what)
+}
 
 impl Cluster {
     /// Discovers the nodes through the hosts of the URL.
@@ -87,8 +90,7 @@ impl Cluster {
     pub(super) fn node_of(&self, name: &LockName) -> Result<Arc<RedisStore>, BackendError> {
         self.0.node_of(name).ok_or_else(|| {
             self.0.look_again();
-            let what = format!("no node of the cluster that can be reached has the slot of `{name}`");
-            BackendError::new(BackendErrorKind::Unreachable, what)
+            no_node(name)
         })
     }
 
@@ -170,7 +172,7 @@ impl ClusterInner {
             Some(node) => node,
             None => self.connect(&host).await?,
         };
-        let ranges = ranges(node.slots().await?, &host);
+        let ranges = node.slots(&host).await?;
         self.put(ranges, host, node).await
     }
 
@@ -222,7 +224,7 @@ impl Store for Cluster {
         Box::pin(async move {
             let tried = match node {
                 Some(node) => node.attempt(attempt).await,
-                None => Err(NOBODY),
+                None => Err(CallError::refused(no_node(&attempt.entry.name))),
             };
             tried.inspect_err(|_| inner.look_again())
         })
@@ -232,10 +234,10 @@ impl Store for Cluster {
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'static, Result<Vec<Renewed>, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {
-            let (mut parts, mut nobody) = (Vec::<(Arc<RedisStore>, Vec<usize>)>::new(), false);
+            let (mut parts, mut failed) = (Vec::<(Arc<RedisStore>, Vec<usize>)>::new(), None);
             for (at, entry) in entries.iter().enumerate() {
                 let Some(node) = inner.node_of(&entry.name) else {
-                    nobody = true;
+                    failed = Some(CallError::refused(no_node(&entry.name)));
                     continue;
                 };
                 match parts.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &node)) {
@@ -249,7 +251,6 @@ impl Store for Cluster {
                 asking.spawn(async move { (places, node.renew(part).await) });
             }
             let mut renewed = vec![Renewed::Gone; entries.len()];
-            let mut failed = nobody.then_some(NOBODY);
             // Waits for all nodes, also if one fails: dropping the set would cancel the other renewals.
             while let Some(answered) = asking.join_next().await {
                 match answered {
@@ -279,7 +280,7 @@ impl Store for Cluster {
             loop {
                 let ended = match inner.node_of(&entry.name) {
                     Some(node) => node.finish(entry.clone(), doubt).await,
-                    None => Err(NOBODY),
+                    None => Err(CallError::refused(no_node(&entry.name))),
                 };
                 match ended {
                     Err(CallError { sent: false, .. }) if Instant::now() + PAUSE < until => {
@@ -290,5 +291,10 @@ impl Store for Cluster {
                 }
             }
         })
+    }
+
+    fn trouble(&self) -> Option<String> {
+        let troubles: Vec<String> = self.nodes().iter().filter_map(|node| node.trouble()).collect();
+        (!troubles.is_empty()).then(|| troubles.join("; "))
     }
 }

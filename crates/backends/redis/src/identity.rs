@@ -30,6 +30,7 @@ impl RedisStore {
     async fn info(&self, section: &str) -> Result<String, BackendError> {
         let mut ask = redis::cmd("INFO");
         ask.arg(section);
-        Ok(redis::from_redis_value(self.inner().ask(ask).await?).unwrap_or_default())
+        let answer = self.inner().ask(ask).await?;
+        redis::from_redis_value_ref(&answer).map_err(|_| self.inner().unexpected("INFO", &answer))
     }
 }

@@ -1,10 +1,11 @@
 //! Inspection: holders, waiters, names in use; and an operator's break.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lockkeeper_backend::leased::EntryId;
 use lockkeeper_backend::{
-    BackendError, BackendErrorKind, BreakOrder, Broken, CallError, HolderInfo, HolderState, LockInfo,
+    BackendError, BackendErrorKind, BreakOrder, Broken, CallError, HolderInfo, HolderState, Host, LockInfo,
     WaiterInfo,
 };
 use lockkeeper_core::{LockName, Token, TokenStatus};
@@ -15,6 +16,7 @@ use super::answers::Items;
 use super::layout::{self, Hold, KeySet, foreign_holder};
 use super::link::{Failure, Over, PASSING_PAUSE};
 use super::scripts::{SCRIPTS, Script};
+use super::slots::{Range, ranges};
 use super::store::{Inner, RedisStore};
 use super::{refusal, role};
 
@@ -28,6 +30,9 @@ const LIMIT: Duration = Duration::from_secs(5);
 const KEYS_MAX: u64 = 1_000_000;
 /// Keys that one `SCAN` step visits.
 const STEP: usize = 1000;
+/// Largest number of steps of one `SCAN`. The densest table that is scanned needs a thousand; Redis passes up to ten empty
+/// places for each key of a step, so that this is enough for a table that was a hundred times as large before.
+const STEPS_MAX: usize = 10_000;
 
 /// The state of a name on one server.
 #[derive(Clone, Debug, Default)]
@@ -85,7 +90,7 @@ impl RedisStore {
         inner.check_name(name)?;
         let answer = inner.run(&SCRIPTS.inspect, &inner.look_call(name)).await?;
         inner.refuse_replica().await?;
-        inner.looked(name, answer)
+        inner.looked(name, &answer)
     }
 
     /// The names at and below `below` that clients of this library use, in order.
@@ -103,7 +108,7 @@ impl RedisStore {
         inner.refuse_replica().await?;
         let mut list = Vec::with_capacity(names.len());
         for (name, answer) in names.into_iter().zip(answers) {
-            let look = inner.looked(&name, answer)?;
+            let look = inner.looked(&name, &answer)?;
             if look.is_in_use() {
                 list.push((name, look));
             }
@@ -111,11 +116,12 @@ impl RedisStore {
         Ok(list)
     }
 
-    /// The cluster's map of slots, as this node reports it.
-    pub(super) async fn slots(&self) -> Result<Value, BackendError> {
+    /// The cluster's map of slots, as this node at `host` reports it.
+    pub(super) async fn slots(&self, host: &Host) -> Result<Vec<Range>, BackendError> {
         let mut ask = redis::cmd("CLUSTER");
         ask.arg("SLOTS");
-        self.inner().ask(ask).await
+        let answer = self.inner().ask(ask).await?;
+        ranges(&answer, host).ok_or_else(|| self.inner().unexpected("CLUSTER SLOTS", &answer))
     }
 
     /// Classifies a token (B4).
@@ -140,20 +146,72 @@ impl RedisStore {
         let mut call = SCRIPTS.break_hold.call(&inner.keys(&order.name), KeySet::All, &NO_ENTRY);
         call.arg(order.token.get()).arg(if order.now { "now" } else { "" });
         call.arg(layout::one_line(&order.reason)).arg(layout::one_line(&order.by));
-        let mut items = Items::from(inner.run(&SCRIPTS.break_hold, &call).await?);
-        Ok(match &*items.word() {
-            "done" => Broken::Done,
-            "closed" => Broken::StillClosed,
-            _ => {
-                let mut live = Vec::new();
-                while !items.is_empty() {
-                    live.extend(items.number().and_then(Token::new));
-                }
-                live.sort_unstable();
-                Broken::NotCurrent { live }
-            }
-        })
+        let answer = inner.run(&SCRIPTS.break_hold, &call).await?;
+        broken(&answer).ok_or_else(|| inner.unexpected("EVALSHA", &answer))
     }
+}
+
+/// Decodes the reply of `break.lua`.
+fn broken(answer: &Value) -> Option<Broken> {
+    let mut items = Items::of(answer)?;
+    Some(match items.word()? {
+        "done" => Broken::Done,
+        "closed" => Broken::StillClosed,
+        "other" => {
+            let mut live = Vec::new();
+            while !items.is_empty() {
+                live.push(Token::new(items.number()?)?);
+            }
+            live.sort_unstable();
+            Broken::NotCurrent { live }
+        }
+        _ => return None,
+    })
+}
+
+/// Decodes the reply of `inspect.lua`. `Err`: the type of the lock's key, which is none of a lock.
+fn look(answer: &Value) -> Option<Result<Look, &str>> {
+    let mut items = Items::of(answer)?;
+    let (now, kind, value) = (items.number()?, items.word()?, items.bytes()?);
+    // Negative: the key never expires.
+    let left = u64::try_from(items.integer()?).map_or(Duration::MAX, Duration::from_millis);
+    let (mut permits, waiter_count, mut waiting) = (items.list()?, items.number()?, items.list()?);
+    let mut look = Look { waiter_count: usize::try_from(waiter_count).ok()?, ..Look::default() };
+    match kind {
+        "none" => {}
+        "string" => match layout::Value::decode(value) {
+            layout::Value::Ours(hold) => look.holders.push(Seen::of(hold, None, left, now)),
+            layout::Value::Permits { limit, .. } => look.limit = Some(limit),
+            layout::Value::Foreign(shown) => {
+                look.holders.push(Seen { id: None, info: foreign_holder(shown) });
+            }
+        },
+        other => return Some(Err(other)),
+    }
+    while !permits.is_empty() {
+        let (value, slot, left) = (permits.bytes()?, permits.small()?, permits.number()?);
+        let hold = Hold::decode(value);
+        look.holders.extend(hold.map(|hold| Seen::of(hold, Some(slot), Duration::from_millis(left), now)));
+    }
+    while !waiting.is_empty() {
+        look.waiters.extend(layout::waiter(waiting.bytes()?));
+    }
+    // The counter expires after 30 days without a grant. All tokens are then below the server's clock, so the clock
+    // is the bound.
+    let counter = items.number()?;
+    look.last_token = if counter > 0 { counter } else { now.saturating_sub(EPOCH_US) };
+    Some(Ok(look))
+}
+
+/// Decodes the reply of a `SCAN` step: the next cursor, and keys.
+fn step(answer: &Value) -> Option<(&str, Vec<&[u8]>)> {
+    let mut items = Items::of(answer)?;
+    let cursor = items.word().filter(|cursor| cursor.parse::<u64>().is_ok())?;
+    let (mut keys, mut page) = (items.list()?, Vec::new());
+    while !keys.is_empty() {
+        page.push(keys.bytes()?);
+    }
+    Some((cursor, page))
 }
 
 impl Inner {
@@ -163,47 +221,21 @@ impl Inner {
         call
     }
 
-    fn looked(&self, name: &LockName, answer: Value) -> Result<Look, BackendError> {
-        let mut items = Items::from(answer);
-        let (now, kind, value) = (items.number().unwrap_or(0), items.word(), items.bytes());
-        let left = items.number().map_or(Duration::MAX, Duration::from_millis);
-        let (mut permits, waiter_count, mut waiting) = (items.list(), items.number(), items.list());
-        let mut look = Look { waiter_count: waiter_count.unwrap_or(0) as usize, ..Look::default() };
-        match &*kind {
-            "none" => {}
-            "string" => match layout::Value::decode(&value) {
-                layout::Value::Ours(hold) => look.holders.push(Seen::of(hold, None, left, now)),
-                layout::Value::Permits { limit, .. } => look.limit = Some(limit),
-                layout::Value::Foreign(shown) => {
-                    look.holders.push(Seen { id: None, info: foreign_holder(shown) });
-                }
-            },
-            other => return Err(self.wrong_type(name, other)),
-        }
-        while !permits.is_empty() {
-            let (value, slot, left) = (permits.bytes(), permits.small(), permits.number().unwrap_or(0));
-            let hold = Hold::decode(&value);
-            look.holders.extend(hold.map(|hold| Seen::of(hold, slot, Duration::from_millis(left), now)));
-        }
-        while !waiting.is_empty() {
-            look.waiters.extend(layout::waiter(&waiting.bytes()));
-        }
-        // The counter expires after 30 days without a grant. All tokens are then below the server's clock, so
-        // the clock is the bound.
-        let counter = items.number().unwrap_or(0);
-        look.last_token = if counter > 0 { counter } else { now.saturating_sub(EPOCH_US) };
-        Ok(look)
+    fn looked(&self, name: &LockName, answer: &Value) -> Result<Look, BackendError> {
+        let look = look(answer).ok_or_else(|| self.unexpected("EVALSHA", answer))?;
+        look.map_err(|kind| self.wrong_type(name, kind))
+    }
+
+    /// The error for a reply that is none of the command's.
+    pub(super) fn unexpected(&self, command: &str, reply: &Value) -> BackendError {
+        refusal::unexpected(&self.link.server(), command, reply)
     }
 
     /// Every name in use, found by a scan of the database.
-    async fn names(&self, below: Option<&LockName>) -> Result<Vec<LockName>, BackendError> {
-        let [locks, plain, tagged] = layout::patterns(self.prefix(), below);
+    async fn names(&self, below: Option<&LockName>) -> Result<BTreeSet<LockName>, BackendError> {
         let count = self.ask(redis::cmd("DBSIZE")).await?;
-        let keys = match count {
-            Value::Int(count) => count.unsigned_abs(),
-            _ => 0,
-        };
-        if keys > KEYS_MAX {
+        let Value::Int(keys @ 0..) = count else { return Err(self.unexpected("DBSIZE", &count)) };
+        if keys.unsigned_abs() > KEYS_MAX {
             let what = format!(
                 "{} has {keys} keys, at most {KEYS_MAX} are looked through for locks; ask for one lock by its name, or \
                  give locks a database of their own",
@@ -211,54 +243,83 @@ impl Inner {
             );
             return Err(BackendError::new(BackendErrorKind::Refused, what));
         }
-        let mut found = Vec::new();
+        let [locks, plain, tagged] = layout::patterns(self.prefix(), below);
+        let mut names = BTreeSet::new();
         for (pattern, kind) in [(locks, "string"), (plain, "zset"), (tagged, "zset")] {
-            let mut cursor = "0".to_owned();
-            loop {
-                let mut scan = redis::cmd("SCAN");
-                scan.arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(STEP).arg("TYPE").arg(kind);
-                let mut step = Items::from(self.ask(scan).await?);
-                cursor = step.word();
-                let (mut keys, mut page) = (step.list(), Vec::new());
-                while !keys.is_empty() {
-                    page.extend(String::from_utf8(keys.bytes()).ok());
-                }
-                if kind == "string" {
-                    page = self.only_ours(page).await?;
-                    found.append(&mut page);
-                } else {
-                    found.extend(page.iter().filter_map(|key| layout::lock_of_queue(key)).map(str::to_owned));
-                }
-                if cursor == "0" || cursor.is_empty() {
-                    break;
-                }
-            }
+            self.scan(&pattern, kind, below, &mut names).await?;
         }
-        let name = |key: &String| LockName::parse(key.strip_prefix(self.prefix())?).ok();
-        let inside =
-            |name: &LockName| below.is_none_or(|below| below == name || below.is_above(name.as_str()));
-        let mut names: Vec<LockName> = found.iter().filter_map(name).filter(inside).collect();
-        names.sort_unstable();
-        names.dedup();
         Ok(names)
     }
 
-    /// The keys whose value this library wrote.
-    async fn only_ours(&self, keys: Vec<String>) -> Result<Vec<String>, BackendError> {
-        let begins = |key: &String| {
+    /// Adds the names of locks at and below `below` whose keys of a type, the lock's own or those of queues, fit the
+    /// pattern.
+    async fn scan(
+        &self,
+        pattern: &str,
+        kind: &str,
+        below: Option<&LockName>,
+        names: &mut BTreeSet<LockName>,
+    ) -> Result<(), BackendError> {
+        let name = |key: &[u8]| {
+            let key = std::str::from_utf8(key).ok()?;
+            let lock = if kind == "string" { Some(key) } else { layout::lock_of_queue(key) };
+            let name = LockName::parse(lock?.strip_prefix(self.prefix())?).ok()?;
+            below.is_none_or(|below| *below == name || below.is_above(name.as_str())).then_some(name)
+        };
+        let mut cursor = "0".to_owned();
+        let mut steps = 0;
+        while steps < STEPS_MAX && names.len() as u64 <= KEYS_MAX {
+            let mut scan = redis::cmd("SCAN");
+            scan.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(STEP).arg("TYPE").arg(kind);
+            let answer = self.ask(scan).await?;
+            let (next, keys) = step(&answer).ok_or_else(|| self.unexpected("SCAN", &answer))?;
+            let page = keys.into_iter().filter_map(name);
+            if kind == "string" {
+                names.append(&mut self.only_ours(page.collect()).await?);
+            } else {
+                names.extend(page);
+            }
+            if next == "0" {
+                return Ok(());
+            }
+            next.clone_into(&mut cursor);
+            steps += 1;
+        }
+        let what = format!(
+            "{} has not come to the end of a SCAN after {steps} steps, with {} names so far: at most {STEPS_MAX} steps and \
+             {KEYS_MAX} names are taken; ask for one lock by its name, or give locks a database of their own",
+            self.link.server(),
+            names.len()
+        );
+        Err(BackendError::new(BackendErrorKind::Operator, what))
+    }
+
+    /// The locks whose value this library wrote.
+    async fn only_ours(&self, names: Vec<LockName>) -> Result<BTreeSet<LockName>, BackendError> {
+        let begins = |name: &LockName| {
             let mut get = redis::cmd("GETRANGE");
-            get.arg(key).arg(0).arg(layout::OURS.len() - 1);
+            get.arg(self.keys(name).lock()).arg(0).arg(layout::OURS.len() - 1);
             get
         };
-        let asked: Vec<Cmd> = keys.iter().map(begins).collect();
-        let answers = self
-            .link
-            .send_all(Over::Runtime, &asked, deadline())
-            .await
-            .map_err(|failure| self.unanswered(failure))?;
-        let ours =
-            |answer: &Value| matches!(answer, Value::BulkString(text) if text == layout::OURS.as_bytes());
-        Ok(keys.into_iter().zip(answers).filter(|(_, answer)| ours(answer)).map(|(key, _)| key).collect())
+        let asked: Vec<Cmd> = names.iter().map(begins).collect();
+        let answers = self.link.send_all(Over::Runtime, &asked, deadline()).await;
+        let answers = answers.map_err(|failure| self.unanswered(failure))?;
+        let mut ours = BTreeSet::new();
+        for ((name, get), answer) in names.into_iter().zip(asked).zip(answers) {
+            let answer = match answer {
+                // Its type has changed since the scan.
+                Value::ServerError(error) if error.code() == "WRONGTYPE" => continue,
+                // Asked again by itself, for what may pass; otherwise this fails.
+                Value::ServerError(_) => self.ask(get).await?,
+                answer => answer,
+            };
+            match answer {
+                Value::BulkString(text) if text == layout::OURS.as_bytes() => drop(ours.insert(name)),
+                Value::BulkString(_) => {}
+                other => return Err(self.unexpected("GETRANGE", &other)),
+            }
+        }
+        Ok(ours)
     }
 
     /// Sends one plain command.

@@ -205,10 +205,13 @@ impl Keeper {
         checks.cmd("EVAL").arg("return 1").arg(0).add_command(about);
         let answers = connection.calls.send_packed_commands(&checks, 0, 2).await;
         let answers = answers.map_err(|error| self.failed(&error))?;
-        let [script, about] = &answers[..] else { return Ok(()) };
-        if let Value::ServerError(error) = script
-            && let Some(refused) = refusal::of_first_script(error, &self.target)
-        {
+        let [script, about] = &answers[..] else { unreachable!("one reply for each of two commands") };
+        let refused = match script {
+            Value::Int(1) => None,
+            Value::ServerError(error) => refusal::of_first_script(error, &self.target),
+            other => Some(refusal::unexpected(&*self.target, "EVAL", other)),
+        };
+        if let Some(refused) = refused {
             return Err(NotConnected::Failed(refused.into()));
         }
         if role::is_replica(about) && !self.target.may_be_replica() {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use lockkeeper_backend::{BackendError, BackendErrorKind};
-use redis::{ErrorKind, RedisError, ServerError};
+use redis::{ErrorKind, RedisError, ServerError, Value};
 
 use super::reply_limit::TooLong;
 use super::target::Target;
@@ -66,7 +66,7 @@ const ERRORS: &[(&str, BackendErrorKind, &str)] = &[
     ("NOPERM", BackendErrorKind::Denied, PERMISSION),
     ("NOAUTH", BackendErrorKind::Denied, "it wants a login: write `redis://user:password@host`"),
 ];
-const CLUSTER: &str = "it is a node of a cluster: write `?cluster=true`";
+const CLUSTER: &str = "another node of its cluster has the key: write `?cluster=true`, if the URL lacks it";
 
 pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
     let (code, details) = (error.code(), error.details().unwrap_or_default());
@@ -176,6 +176,17 @@ pub(super) fn of_reply(error: &RedisError, server: &dyn fmt::Display) -> Option<
     Some(BackendError::caused(BackendErrorKind::Operator, what, error.clone()))
 }
 
+/// How much of an unexpected reply is shown, in characters.
+const REPLY_SHOWN: usize = 100;
+
+/// The error for a reply that the command, or the script of `EVALSHA`, never gives.
+pub(super) fn unexpected(server: &dyn fmt::Display, command: &str, reply: &Value) -> BackendError {
+    let shown: String = format!("{reply:?}").chars().take(REPLY_SHOWN).collect();
+    let what =
+        format!("{server} replied `{shown}` to {command}, which is no reply to that; is it a Redis server?");
+    BackendError::new(BackendErrorKind::Operator, what)
+}
+
 /// What is wrong with a reply that is too long, or none of Redis.
 fn unreadable(error: &RedisError) -> Option<String> {
     match TooLong::of(error) {
@@ -228,8 +239,6 @@ pub(super) fn no_thread() -> BackendError {
 
 #[cfg(test)]
 mod tests {
-    use redis::Value;
-
     use super::*;
 
     /// The error in a raw reply of Redis.

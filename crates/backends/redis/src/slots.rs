@@ -4,7 +4,6 @@ use lockkeeper_backend::Host;
 use redis::Value;
 
 use super::answers::Items;
-use super::settings::PORT;
 
 /// The number of slots of every cluster.
 pub(super) const SLOTS: u16 = 16_384;
@@ -24,22 +23,20 @@ pub(super) struct Range {
     pub(super) primary: Host,
 }
 
-/// Decodes the reply to `CLUSTER SLOTS`. `asked`: the host that sent it, for a node that reports no address
-/// of its own.
-pub(super) fn ranges(answer: Value, asked: &Host) -> Vec<Range> {
-    let (mut items, mut ranges) = (Items::from(answer), Vec::new());
+/// Decodes the reply to `CLUSTER SLOTS`. `asked`: the host that sent it, for a node that reports no address of its
+/// own. `None`: it is no such reply.
+pub(super) fn ranges(answer: &Value, asked: &Host) -> Option<Vec<Range>> {
+    let (mut items, mut ranges) = (Items::of(answer)?, Vec::new());
     while !items.is_empty() {
-        let mut range = items.list();
-        let (Some(first), Some(last)) = (range.small(), range.small()) else { continue };
-        let mut primary = range.list();
-        let (name, port) = (primary.word(), primary.small().and_then(|port| u16::try_from(port).ok()));
-        // Redis 7 sends `?` if it is configured to report a hostname and has none.
-        let name = if name.is_empty() || name == "?" { asked.name.clone() } else { name };
-        if let (Ok(first), Ok(last)) = (u16::try_from(first), u16::try_from(last)) {
-            ranges.push(Range { first, last, primary: Host { name, port: Some(port.unwrap_or(PORT)) } });
-        }
+        let mut range = items.list()?;
+        let (first, last) = (u16::try_from(range.small()?).ok()?, u16::try_from(range.small()?).ok()?);
+        let mut primary = range.list()?;
+        // Null, empty, or `?` from Redis 7 if it is configured to report a hostname and has none.
+        let name = primary.word().filter(|name| !matches!(*name, "" | "?")).unwrap_or(&asked.name);
+        let port = u16::try_from(primary.small()?).ok()?;
+        ranges.push(Range { first, last, primary: Host { name: name.to_owned(), port: Some(port) } });
     }
-    ranges
+    Some(ranges)
 }
 
 #[cfg(test)]
@@ -67,13 +64,11 @@ mod tests {
             ])
         };
         let range = |first, last, node| Value::Array(vec![Value::Int(first), Value::Int(last), node]);
-        let answer = Value::Array(vec![
-            range(0, 5460, node("10.0.0.1", 7000)),
-            range(5461, 16383, node("", 7001)),
-            Value::Nil,
-        ]);
+        let answer =
+            Value::Array(vec![range(0, 5460, node("10.0.0.1", 7000)), range(5461, 16383, node("", 7001))]);
         let asked = Host { name: "seed".into(), port: None };
-        let found: Vec<_> = ranges(answer, &asked)
+        let found: Vec<_> = ranges(&answer, &asked)
+            .unwrap()
             .into_iter()
             .map(|range| (range.first, range.last, range.primary.name, range.primary.port))
             .collect();
@@ -81,5 +76,8 @@ mod tests {
             found,
             [(0, 5460, "10.0.0.1".into(), Some(7000)), (5461, 16383, "seed".into(), Some(7001))]
         );
+        for nonsense in [Value::Okay, Value::Array(vec![Value::Nil])] {
+            assert_eq!(ranges(&nonsense, &asked), None);
+        }
     }
 }

@@ -30,6 +30,7 @@ use tokio::time::Instant;
 use super::answers::Items;
 use super::layout::{self, KeySet, Keys};
 use super::link::{Failure, Link, Over, PASSING_PAUSE};
+use super::refusal;
 use super::scripts::{SCRIPTS, Script};
 use super::settings::{Settings, Topology};
 use super::target::Target;
@@ -132,7 +133,7 @@ impl Store for RedisStore {
                 Value::Int(0) => Ok(Renewed::Gone),
                 Value::Int(1) => Ok(Renewed::Kept),
                 Value::Int(2) => Ok(Renewed::Revoked),
-                _ => Err(CallError::IN_DOUBT),
+                other => Err(inner.in_doubt("EVALSHA", other)),
             };
             answers.iter().map(renewed).collect()
         })
@@ -143,20 +144,24 @@ impl Store for RedisStore {
         Box::pin(async move {
             let deadline = Instant::now() + entry.limit();
             let call = inner.finish_call(&entry, doubt);
+            let mut why = None;
             let answer = loop {
                 match inner.link.run(&SCRIPTS.finish, &call, deadline).await {
-                    Err(Failure::TryAgain(_)) if Instant::now() + PASSING_PAUSE < deadline => {
+                    Err(Failure::TryAgain(refusal)) if Instant::now() + PASSING_PAUSE < deadline => {
+                        why = Some(Arc::new(refusal.into_error()));
                         tokio::time::sleep(PASSING_PAUSE).await;
                     }
                     answer => break answer,
                 }
             };
-            match answer.map_err(not_known)? {
+            // The last attempt may have had no time for an answer.
+            let failed = |error: CallError| CallError { refusal: error.refusal.or(why), ..error };
+            match answer.map_err(not_known).map_err(failed)? {
                 Value::Int(0) => Ok(End::Gone),
                 Value::Int(1) => Ok(End::Released),
                 Value::Int(2) => Ok(End::Broken),
                 Value::Int(3) => Ok(End::Left),
-                _ => Err(CallError::IN_DOUBT),
+                other => Err(inner.in_doubt("EVALSHA", &other)),
             }
         })
     }
@@ -172,7 +177,7 @@ fn not_known(failure: Failure) -> CallError {
     match failure {
         Failure::Silent(error) => error,
         Failure::TryAgain(refusal) => CallError::refused(refusal.into_error()),
-        Failure::Refused(refusal) if refusal.moved => CallError::NOT_SENT,
+        Failure::Refused(refusal) if refusal.moved => CallError::refused(refusal.into_error()),
         Failure::Refused(refusal) => {
             let error = refusal.into_error();
             tracing::warn!(%error, "a renewal or an end is tried again");
@@ -199,14 +204,16 @@ impl Inner {
                 Ok(Value::Okay) => Ok(Value::Int(0)),
                 Ok(Value::Nil) => run_script().await,
                 // Not a reply of `SET`: it must not pass for a grant.
-                Ok(_) => return Err(CallError::IN_DOUBT),
+                Ok(other) => return Err(self.in_doubt("SET", &other)),
                 Err(failure) => Err(failure),
             }
         } else {
             run_script().await
         };
         match answer {
-            Ok(answer) => self.tried(&attempt.entry, answer),
+            Ok(answer) => self.tried(&attempt.entry, &answer).unwrap_or_else(|| {
+                Ok(Tried::Refused(refusal::unexpected(&self.link.server(), "EVALSHA", &answer)))
+            }),
             Err(Failure::Silent(error)) => Err(error),
             Err(Failure::TryAgain(refusal)) => Err(CallError::refused(refusal.into_error())),
             // The key is on another node now: nothing was done here.
@@ -325,57 +332,57 @@ impl Inner {
         call
     }
 
-    /// Decodes the reply of `acquire.lua` or `permit.lua`.
-    fn tried(&self, entry: &Entry, answer: Value) -> Result<Tried, CallError> {
-        let items = match answer {
-            Value::Int(token) => {
-                let token = u64::try_from(token).ok().and_then(Token::new);
-                return Ok(Tried::Granted(Granted { token, permits: Vec::new() }));
-            }
-            Value::Array(items) => items,
-            other => return Ok(self.not_understood(&other)),
-        };
-        let mut items = Items::from(items);
-        Ok(match &*items.word() {
+    /// Decodes the reply of `acquire.lua` or `permit.lua`. `None`: it is none of theirs.
+    fn tried(&self, entry: &Entry, answer: &Value) -> Option<Result<Tried, CallError>> {
+        if let Value::Int(token) = answer {
+            let token = self.token(u64::try_from(*token).ok()?)?;
+            return Some(Ok(Tried::Granted(Granted { token, permits: Vec::new() })));
+        }
+        let mut items = Items::of(answer)?;
+        Some(Ok(match items.word()? {
             "granted" => {
-                let token = items.number().and_then(Token::new);
-                let (Some(slot), Some(limit)) = (items.small(), items.small()) else {
-                    return Ok(self.not_understood(&"a grant without its permit"));
-                };
-                Tried::Granted(Granted { token, permits: vec![PermitGrant { slot, limit }] })
+                let token = self.token(items.number()?)?;
+                let permit = PermitGrant { slot: items.small()?, limit: items.small()? };
+                Tried::Granted(Granted { token, permits: vec![permit] })
             }
             "busy" => {
-                let value = items.bytes();
-                let holder = if value.is_empty() { None } else { layout::Value::decode(&value).owner() };
-                Tried::Busy(Busy { holder, queued_ahead: items.number().unwrap_or(0) })
+                let value = items.bytes()?;
+                let holder = if value.is_empty() { None } else { layout::Value::decode(value).owner() };
+                Tried::Busy(Busy { holder, queued_ahead: items.number()? })
             }
             "waits" => {
-                let ahead = items.number().unwrap_or(0);
-                Tried::Waits { ahead, again: items.number().map_or_else(foreign_look, Duration::from_millis) }
+                let (ahead, again) = (items.number()?, u64::try_from(items.integer()?));
+                Tried::Waits { ahead, again: again.map_or_else(|_| foreign_look(), Duration::from_millis) }
             }
             // The entry's end arrived before the attempt: the caller has stopped waiting for it.
             "over" => Tried::Busy(Busy::default()),
-            // An operator broke the hold before its grant was received. The hold is not renewed and expires;
-            // the caller tries again.
-            "revoked" => return Err(CallError::IN_DOUBT),
-            "type" => Tried::Refused(self.wrong_type(&entry.name, &items.word())),
+            // An operator broke the hold before its grant was received. The hold is not renewed and expires; the caller
+            // tries again.
+            "revoked" => return Some(Err(CallError::IN_DOUBT)),
+            "type" => Tried::Refused(self.wrong_type(&entry.name, items.word()?)),
             "limit" => {
                 let asked = match entry.mode {
                     Mode::Permit { of } => of.unwrap_or(0),
                     _ => 0,
                 };
-                let (name, have) = (entry.name.clone(), items.small().unwrap_or(0));
+                let (name, have) = (entry.name.clone(), items.small()?);
                 Tried::Refused(Rejection::LimitMismatch { name, have, asked }.into())
             }
             "no limit" => Tried::Refused(Rejection::NoLimit { name: entry.name.clone() }.into()),
-            other => self.not_understood(&other),
-        })
+            _ => return None,
+        }))
     }
 
-    fn not_understood(&self, answer: &dyn std::fmt::Debug) -> Tried {
-        let what =
-            format!("{} answered what no script of this client answers: {answer:?}", self.link.server());
-        Tried::Refused(BackendError::new(BackendErrorKind::Operator, what))
+    /// The token of a grant; `None` if a grant of this client can't have it.
+    fn token(&self, number: u64) -> Option<Option<Token>> {
+        let token = Token::new(number);
+        (token.is_some() == self.fencing).then_some(token)
+    }
+
+    /// The reply is none of the command's: whether it was executed is not known.
+    fn in_doubt(&self, command: &str, reply: &Value) -> CallError {
+        let error = refusal::unexpected(&self.link.server(), command, reply);
+        CallError { sent: true, ..CallError::refused(error) }
     }
 
     pub(super) fn wrong_type(&self, name: &LockName, kind: &str) -> BackendError {

@@ -114,8 +114,9 @@ fn grant(redis: &Redis, user: &str, channels: &str, without: &str) {
 
 #[tokio::test]
 async fn the_permissions_that_the_page_lists_are_enough_and_needed() {
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/backends/redis.md"))
-        .unwrap();
+    let page =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/backends/redis.md"))
+            .unwrap();
     for permission in PERMISSIONS.split_whitespace() {
         assert!(page.contains(permission), "the page lacks {permission}");
     }

@@ -27,7 +27,8 @@ const TOO_LONG: [Reply; 4] = [
     (">2\r\n+message\r\n%-1\r\n", "+OK\r\n"),
 ];
 
-/// Before a real server; once it is armed, it answers what a client sends by a reply that does not end.
+/// A proxy before a real server. Once it is armed, it replies itself to what a client sends, if that contains
+/// `to`: by the beginning of a reply and, if there is one, by an endless rest.
 struct Before {
     address: SocketAddr,
     armed: Arc<AtomicBool>,
@@ -36,7 +37,11 @@ struct Before {
 }
 
 impl Before {
-    fn new(server: SocketAddr, (begin, again): Reply) -> Self {
+    fn new(server: SocketAddr, reply: Reply) -> Self {
+        Self::of_command(server, "", reply)
+    }
+
+    fn of_command(server: SocketAddr, to: &'static str, reply: Reply) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let before =
             Self { address: listener.local_addr().unwrap(), armed: Arc::default(), sent: Arc::default() };
@@ -44,7 +49,7 @@ impl Before {
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 let (armed, sent) = (armed.clone(), sent.clone());
-                thread::spawn(move || serve(client, server, &armed, || endless(begin, again), &sent));
+                thread::spawn(move || serve(client, server, &armed, to, reply, &sent));
             }
         });
         before
@@ -55,17 +60,13 @@ impl Before {
     }
 }
 
-fn endless(begin: &str, again: &str) -> impl Iterator<Item = Vec<u8>> {
-    let more = again.repeat((64 << 10) / again.len()).into_bytes();
-    std::iter::once(begin.as_bytes().to_vec()).chain(std::iter::repeat(more))
-}
-
 /// Serves one client until it, or the server, closes its connection.
-fn serve<R: Iterator<Item = Vec<u8>>>(
+fn serve(
     mut client: TcpStream,
     server: SocketAddr,
     armed: &AtomicBool,
-    reply: impl Fn() -> R,
+    to: &str,
+    (begin, again): Reply,
     sent: &AtomicUsize,
 ) -> Option<()> {
     let mut server = TcpStream::connect(server).ok()?;
@@ -74,14 +75,20 @@ fn serve<R: Iterator<Item = Vec<u8>>>(
     let mut asked = [0; 4096];
     loop {
         let count = client.read(&mut asked).ok().filter(|count| *count > 0)?;
-        if armed.load(Ordering::Relaxed) {
-            sent.store(0, Ordering::Relaxed);
-            for part in reply() {
-                client.write_all(&part).ok()?;
-                sent.fetch_add(part.len(), Ordering::Relaxed);
+        let is_to = || to.is_empty() || asked[..count].windows(to.len()).any(|part| part == to.as_bytes());
+        if !armed.load(Ordering::Relaxed) || !is_to() {
+            server.write_all(&asked[..count]).ok()?;
+            continue;
+        }
+        client.write_all(begin.as_bytes()).ok()?;
+        sent.store(begin.len(), Ordering::Relaxed);
+        if !again.is_empty() {
+            let again = again.repeat((64 << 10) / again.len());
+            loop {
+                client.write_all(again.as_bytes()).ok()?;
+                sent.fetch_add(again.len(), Ordering::Relaxed);
             }
         }
-        server.write_all(&asked[..count]).ok()?;
     }
 }
 
@@ -107,6 +114,56 @@ async fn a_reply_that_is_too_long_ends_the_attempt_to_connect() {
 
 async fn sentinel(url: &str) -> String {
     why(&format!("{url}?sentinel=main")).await
+}
+
+/// A reply that is none of its command's is an error, and never "nothing is locked" or a grant.
+#[tokio::test]
+async fn a_reply_of_another_kind_is_an_error() {
+    let redis = Redis::start();
+    let real = Locks::connect(&redis.url()).await.unwrap();
+    let held = real.mutex("jobs").acquire().await.unwrap();
+    let before = Before::of_command(address(&redis), "EVAL", ("+OK\r\n+OK\r\n", ""));
+    before.armed.store(true, Ordering::Relaxed);
+    let error = why(&before.url()).await;
+    assert!(error.contains("to EVAL, which is no reply to that"), "{error}");
+    for (command, reply) in [
+        ("DBSIZE", "+OK\r\n"),
+        ("DBSIZE", ":-1\r\n"),
+        ("SCAN", "+OK\r\n"),
+        ("SCAN", "*0\r\n"),
+        ("SCAN", "*2\r\n+next\r\n*0\r\n"),
+        ("SCAN", "*2\r\n$1\r\n0\r\n+none\r\n"),
+        ("SCAN", "*2\r\n$1\r\n0\r\n*1\r\n:1\r\n"),
+        ("GETRANGE", ":1\r\n"),
+        ("GETRANGE", "-NOPERM this user has no permissions to run the 'getrange' command\r\n"),
+        ("EVALSHA", "+OK\r\n"),
+        ("EVALSHA", "*0\r\n"),
+    ] {
+        let before = Before::of_command(address(&redis), command, (reply, ""));
+        let locks = Locks::connect(&before.url()).await.unwrap();
+        before.armed.store(true, Ordering::Relaxed);
+        let error = locks.list(None).await.map(drop).unwrap_err().to_string();
+        let says_what = error.contains(" replied ") || error.contains("refused: NOPERM");
+        assert!(says_what, "{command} {reply}: {error}");
+        if command == "EVALSHA" {
+            let error = locks.inspect(&name("jobs")).await.map(drop).unwrap_err().to_string();
+            assert!(error.contains(" replied "), "{reply}: {error}");
+            let error = locks.mutex("jobs").acquire().await.map(drop).unwrap_err().to_string();
+            assert!(error.contains(" replied "), "{reply}: {error}");
+        }
+    }
+    held.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_scan_that_does_not_end_is_an_error() {
+    let redis = Redis::start();
+    let before = Before::of_command(address(&redis), "SCAN", ("*2\r\n$1\r\n7\r\n*0\r\n", ""));
+    let locks = Locks::connect(&before.url()).await.unwrap();
+    before.armed.store(true, Ordering::Relaxed);
+    let listing = tokio::time::timeout(60 * SECOND, locks.list(None)).await.expect("it ends");
+    let error = listing.map(drop).unwrap_err().to_string();
+    assert!(error.contains("SCAN") && error.contains("10000 steps"), "{error}");
 }
 
 /// It is nested too deeply for the client library's parser.

@@ -151,12 +151,31 @@ async fn holds_are_made_and_renewed_while_their_slot_migrates() {
     let permit = locks.semaphore("{s}/d", 1).on_refused(tell);
     let waiting = tokio::spawn(async move { permit.acquire().await.unwrap().release().await.unwrap() });
     let refusal = tokio::time::timeout(20 * SECOND, refused.recv()).await.expect("it is told").unwrap();
-    assert!(refusal.contains("TRYAGAIN") && refusal.contains("`redis-cli --cluster fix`"), "{refusal}");
+    let says_why = |text: &str| text.contains("TRYAGAIN") && text.contains("`redis-cli --cluster fix`");
+    assert!(says_why(&refusal), "{refusal}");
+    let [stays, moves, new] = held;
+    // So does a release: of a key that has moved, and of one that has not.
+    for held in [moves, stays] {
+        let error = held.release().await.unwrap_err().to_string();
+        assert!(says_why(&error), "{error}");
+    }
     cluster.move_slot_of("{s}", to);
     waiting.await.unwrap();
-    for held in held {
+    for held in [new] {
         held.release().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn an_unconfirmed_release_in_a_cluster_says_why() {
+    let cluster = RedisCluster::start(3);
+    let url = format!("redis://{}?cluster=true", cluster.addresses());
+    let locks = Locks::connect(&url).await.unwrap();
+    let held = locks.mutex("jobs").ttl(3 * SECOND).acquire().await.unwrap();
+    let node = cluster.node_of("jobs");
+    node.kill();
+    let error = held.release().await.unwrap_err().to_string();
+    assert!(error.contains("not confirmed") && error.contains(&node.port().to_string()), "{error}");
 }
 
 #[tokio::test]
