@@ -4,7 +4,7 @@
 //! may be gone, or a slot may have migrated. Callers repeat such calls until the new map is there.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use lockkeeper_backend::io::LeaseThread;
@@ -22,11 +22,10 @@ use super::target::Target;
 /// Shortest interval between two reads of the map.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// The nodes of a cluster. Cheap to clone; clones share them.
-#[derive(Clone)]
-pub(super) struct Cluster(Arc<ClusterInner>);
-
-struct ClusterInner {
+/// The nodes of a cluster.
+pub(super) struct Cluster {
+    /// For the task that reads the map in the background.
+    itself: Weak<Self>,
     settings: Settings,
     lease_thread: LeaseThread,
     wakes: Wakes,
@@ -59,12 +58,6 @@ impl Map {
     }
 }
 
-/// No reachable node has the slot of a name.
-fn no_node(name: &LockName) -> BackendError {
-    let what = format!("no node of the cluster that can be reached has the slot of `{name}`");
-    BackendError::new(BackendErrorKind::Unreachable, what)
-}
-
 impl Cluster {
     /// Discovers the nodes through the hosts of the URL.
     pub(super) async fn open(
@@ -72,35 +65,43 @@ impl Cluster {
         seeds: &[Host],
         lease_thread: &LeaseThread,
         wakes: Wakes,
-    ) -> Result<Self, ConnectError> {
-        let cluster = Self(Arc::new(ClusterInner {
+    ) -> Result<Arc<Self>, ConnectError> {
+        let client = RedisStore::new_client()?;
+        let cluster = Arc::new_cyclic(|itself| Self {
+            itself: itself.clone(),
             settings: settings.clone(),
             lease_thread: lease_thread.clone(),
             wakes,
-            client: RedisStore::new_client()?,
+            client,
             seeds: seeds.to_vec(),
             map: Mutex::default(),
             asked: tokio::sync::Mutex::default(),
-        }));
-        cluster.0.learn().await?;
+        });
+        cluster.learn().await?;
         Ok(cluster)
     }
 
     /// The node of a name.
     pub(super) fn node_of(&self, name: &LockName) -> Result<Arc<RedisStore>, BackendError> {
-        self.0.node_of(name).ok_or_else(|| {
-            self.0.look_again();
-            no_node(name)
+        let slot = slot_of(&[&*self.settings.prefix, name.as_str()].concat());
+        let map = self.map();
+        let range = map.slots.range(slot..).next().filter(|(_, (first, _))| *first <= slot);
+        let node = range.and_then(|(_, (_, address))| Some(map.nodes.get(address)?.1.clone()));
+        drop(map);
+        node.ok_or_else(|| {
+            self.look_again();
+            let what = format!("no node of the cluster that can be reached has the slot of `{name}`");
+            BackendError::new(BackendErrorKind::Unreachable, what)
         })
     }
 
     /// All nodes, if they have all slots together: for reads that claim to be complete.
     pub(super) fn all_nodes(&self) -> Result<Vec<Arc<RedisStore>>, BackendError> {
-        let gap = self.0.map().first_gap();
+        let gap = self.map().first_gap();
         match gap {
             None => Ok(self.nodes()),
             Some(slot) => {
-                self.0.look_again();
+                self.look_again();
                 let what = format!(
                     "no node of the cluster that can be reached has slot {slot}: locks in it are not seen"
                 );
@@ -111,35 +112,25 @@ impl Cluster {
 
     /// All nodes that have slots and could be reached.
     pub(super) fn nodes(&self) -> Vec<Arc<RedisStore>> {
-        self.0.map().nodes.values().map(|(_, node)| node.clone()).collect()
+        self.map().nodes.values().map(|(_, node)| node.clone()).collect()
     }
-}
 
-impl ClusterInner {
     fn map(&self) -> MutexGuard<'_, Map> {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn node_of(&self, name: &LockName) -> Option<Arc<RedisStore>> {
-        let slot = slot_of(&[&*self.settings.prefix, name.as_str()].concat());
-        let map = self.map();
-        let (_, (first, address)) = map.slots.range(slot..).next()?;
-        (*first <= slot).then(|| map.nodes.get(address).map(|(_, node)| node.clone()))?
-    }
-
-    /// Reads the map again in the background, at most once per `PAUSE`. Callers repeat a call that was not
-    /// executed.
-    fn look_again(self: &Arc<Self>) {
-        let inner = self.clone();
+    /// Reads the map again in the background, at most once per `PAUSE`. Callers repeat a call that was not executed.
+    fn look_again(&self) {
+        let Some(cluster) = self.itself.upgrade() else { return };
         self.lease_thread.run(Box::pin(async move {
-            let Ok(mut asked) = inner.asked.try_lock() else { return };
+            let Ok(mut asked) = cluster.asked.try_lock() else { return };
             if asked.is_some_and(|at| at.elapsed() < PAUSE) {
                 return;
             }
             *asked = Some(Instant::now());
-            match inner.learn().await {
+            match cluster.learn().await {
                 // Waiters at a node that lost the slot receive no more wake-ups from it.
-                Ok(changed) if changed => inner.wakes.deliver_to_all(Wake::Try(Duration::ZERO)),
+                Ok(changed) if changed => cluster.wakes.deliver_to_all(Wake::Try(Duration::ZERO)),
                 Ok(_) => {}
                 Err(error) => tracing::debug!(%error, "the cluster's nodes are not known anew"),
             }
@@ -219,26 +210,24 @@ impl ClusterInner {
 }
 
 impl Store for Cluster {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<'static, Result<Tried, CallError>> {
-        let (inner, node) = (self.0.clone(), self.0.node_of(&attempt.entry.name));
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
         Box::pin(async move {
-            let tried = match node {
-                Some(node) => node.attempt(attempt).await,
-                None => Err(CallError::refused(no_node(&attempt.entry.name))),
-            };
-            tried.inspect_err(|_| inner.look_again())
+            let node = self.node_of(&attempt.entry.name).map_err(CallError::refused)?;
+            node.attempt(attempt).await.inspect_err(|_| self.look_again())
         })
     }
 
     /// Renews the entries of each node together, on all nodes at once.
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'static, Result<Vec<Renewed>, CallError>> {
-        let inner = self.0.clone();
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
         Box::pin(async move {
             let (mut parts, mut failed) = (Vec::<(Arc<RedisStore>, Vec<usize>)>::new(), None);
             for (at, entry) in entries.iter().enumerate() {
-                let Some(node) = inner.node_of(&entry.name) else {
-                    failed = Some(CallError::refused(no_node(&entry.name)));
-                    continue;
+                let node = match self.node_of(&entry.name) {
+                    Ok(node) => node,
+                    Err(error) => {
+                        failed = Some(CallError::refused(error));
+                        continue;
+                    }
                 };
                 match parts.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &node)) {
                     Some((_, places)) => places.push(at),
@@ -264,30 +253,28 @@ impl Store for Cluster {
             match failed {
                 None => Ok(renewed),
                 Some(error) => {
-                    inner.look_again();
+                    self.look_again();
                     Err(error)
                 }
             }
         })
     }
 
-    /// A slot that has moved is no reason to leave a release without an answer: the map is read again, and
-    /// the call repeated.
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'static, Result<End, CallError>> {
-        let inner = self.0.clone();
+    /// A slot that has moved is no reason to leave a release without an answer: the map is read again, and the call repeated.
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
         Box::pin(async move {
             let until = Instant::now() + entry.limit();
             loop {
-                let ended = match inner.node_of(&entry.name) {
-                    Some(node) => node.finish(entry.clone(), doubt).await,
-                    None => Err(CallError::refused(no_node(&entry.name))),
+                let ended = match self.node_of(&entry.name) {
+                    Ok(node) => node.finish(entry.clone(), doubt).await,
+                    Err(error) => Err(CallError::refused(error)),
                 };
                 match ended {
                     Err(CallError { sent: false, .. }) if Instant::now() + PAUSE < until => {
-                        inner.look_again();
+                        self.look_again();
                         tokio::time::sleep(PAUSE).await;
                     }
-                    ended => return ended.inspect_err(|_| inner.look_again()),
+                    ended => return ended.inspect_err(|_| self.look_again()),
                 }
             }
         })

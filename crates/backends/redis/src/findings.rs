@@ -58,7 +58,7 @@ async fn settings(store: &RedisStore) -> Result<Settings, BackendError> {
     ] {
         let mut ask = redis::cmd("CONFIG");
         ask.arg("GET").arg(name);
-        let answer = redis::from_redis_value::<BTreeMap<String, String>>(store.inner().ask(ask).await?);
+        let answer = redis::from_redis_value::<BTreeMap<String, String>>(store.ask(ask).await?);
         *value = answer.ok().and_then(|mut answer| answer.remove(name)).unwrap_or_default();
     }
     Ok(settings)

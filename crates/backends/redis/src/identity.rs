@@ -30,7 +30,7 @@ impl RedisStore {
     async fn info(&self, section: &str) -> Result<String, BackendError> {
         let mut ask = redis::cmd("INFO");
         ask.arg(section);
-        let answer = self.inner().ask(ask).await?;
-        redis::from_redis_value_ref(&answer).map_err(|_| self.inner().unexpected("INFO", &answer))
+        let answer = self.ask(ask).await?;
+        redis::from_redis_value_ref(&answer).map_err(|_| self.unexpected("INFO", &answer))
     }
 }

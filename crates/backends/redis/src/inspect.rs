@@ -17,7 +17,7 @@ use super::layout::{self, Hold, KeySet, foreign_holder};
 use super::link::{Failure, Over, PASSING_PAUSE};
 use super::scripts::{SCRIPTS, Script};
 use super::slots::{Range, ranges};
-use super::store::{Inner, RedisStore};
+use super::store::RedisStore;
 use super::{refusal, role};
 
 /// The entry of calls that concern a whole name.
@@ -86,29 +86,27 @@ impl Look {
 impl RedisStore {
     /// The state of a name on this server.
     pub async fn look(&self, name: &LockName) -> Result<Look, BackendError> {
-        let inner = self.inner();
-        inner.check_name(name)?;
-        let answer = inner.run(&SCRIPTS.inspect, &inner.look_call(name)).await?;
-        inner.refuse_replica().await?;
-        inner.looked(name, &answer)
+        self.check_name(name)?;
+        let answer = self.run(&SCRIPTS.inspect, &self.look_call(name)).await?;
+        self.refuse_replica().await?;
+        self.looked(name, &answer)
     }
 
     /// The names at and below `below` that clients of this library use, in order.
     pub async fn list(&self, below: Option<&LockName>) -> Result<Vec<(LockName, Look)>, BackendError> {
-        let inner = self.inner();
-        let names = inner.names(below).await?;
-        let calls: Vec<Cmd> = names.iter().map(|name| inner.look_call(name)).collect();
+        let names = self.names(below).await?;
+        let calls: Vec<Cmd> = names.iter().map(|name| self.look_call(name)).collect();
         let until = deadline();
         let answers = loop {
-            match inner.link.run_all(Over::Runtime, &SCRIPTS.inspect, &calls, LIMIT).await {
+            match self.link.run_all(Over::Runtime, &SCRIPTS.inspect, &calls, LIMIT).await {
                 Ok(answers) => break answers,
-                Err(failure) => inner.pause_after(failure, until).await?,
+                Err(failure) => self.pause_after(failure, until).await?,
             }
         };
-        inner.refuse_replica().await?;
+        self.refuse_replica().await?;
         let mut list = Vec::with_capacity(names.len());
         for (name, answer) in names.into_iter().zip(answers) {
-            let look = inner.looked(&name, &answer)?;
+            let look = self.looked(&name, &answer)?;
             if look.is_in_use() {
                 list.push((name, look));
             }
@@ -120,8 +118,8 @@ impl RedisStore {
     pub(super) async fn slots(&self, host: &Host) -> Result<Vec<Range>, BackendError> {
         let mut ask = redis::cmd("CLUSTER");
         ask.arg("SLOTS");
-        let answer = self.inner().ask(ask).await?;
-        ranges(&answer, host).ok_or_else(|| self.inner().unexpected("CLUSTER SLOTS", &answer))
+        let answer = self.ask(ask).await?;
+        ranges(&answer, host).ok_or_else(|| self.unexpected("CLUSTER SLOTS", &answer))
     }
 
     /// Classifies a token (B4).
@@ -141,13 +139,12 @@ impl RedisStore {
 
     /// Breaks a hold by its token (B1 to B3).
     pub(super) async fn break_hold(&self, order: &BreakOrder) -> Result<Broken, BackendError> {
-        let inner = self.inner();
-        inner.check_name(&order.name)?;
-        let mut call = SCRIPTS.break_hold.call(&inner.keys(&order.name), KeySet::All, &NO_ENTRY);
+        self.check_name(&order.name)?;
+        let mut call = SCRIPTS.break_hold.call(&self.keys(&order.name), KeySet::All, &NO_ENTRY);
         call.arg(order.token.get()).arg(if order.now { "now" } else { "" });
         call.arg(layout::one_line(&order.reason)).arg(layout::one_line(&order.by));
-        let answer = inner.run(&SCRIPTS.break_hold, &call).await?;
-        broken(&answer).ok_or_else(|| inner.unexpected("EVALSHA", &answer))
+        let answer = self.run(&SCRIPTS.break_hold, &call).await?;
+        broken(&answer).ok_or_else(|| self.unexpected("EVALSHA", &answer))
     }
 }
 
@@ -214,7 +211,7 @@ fn step(answer: &Value) -> Option<(&str, Vec<&[u8]>)> {
     Some((cursor, page))
 }
 
-impl Inner {
+impl RedisStore {
     fn look_call(&self, name: &LockName) -> Cmd {
         let mut call = SCRIPTS.inspect.call(&self.keys(name), KeySet::All, &NO_ENTRY);
         call.arg(WAITERS_SHOWN);
@@ -243,7 +240,7 @@ impl Inner {
             );
             return Err(BackendError::new(BackendErrorKind::Refused, what));
         }
-        let [locks, plain, tagged] = layout::patterns(self.prefix(), below);
+        let [locks, plain, tagged] = layout::patterns(&self.prefix, below);
         let mut names = BTreeSet::new();
         for (pattern, kind) in [(locks, "string"), (plain, "zset"), (tagged, "zset")] {
             self.scan(&pattern, kind, below, &mut names).await?;
@@ -263,7 +260,7 @@ impl Inner {
         let name = |key: &[u8]| {
             let key = std::str::from_utf8(key).ok()?;
             let lock = if kind == "string" { Some(key) } else { layout::lock_of_queue(key) };
-            let name = LockName::parse(lock?.strip_prefix(self.prefix())?).ok()?;
+            let name = LockName::parse(lock?.strip_prefix(&*self.prefix)?).ok()?;
             below.is_none_or(|below| *below == name || below.is_above(name.as_str())).then_some(name)
         };
         let mut cursor = "0".to_owned();

@@ -161,14 +161,12 @@ impl Backend for Redis {
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
-        let servers = self.servers.clone();
-        Box::pin(async move { Ok(servers.of(&name)?.look(&name).await?.into_info(name)) })
+        Box::pin(async move { Ok(self.servers.of(&name)?.look(&name).await?.into_info(name)) })
     }
 
     fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
-        let servers = self.servers.clone();
         Box::pin(async move {
-            let list = servers.list(prefix.as_ref()).await?;
+            let list = self.servers.list(prefix.as_ref()).await?;
             Ok(list.into_iter().map(|(name, look)| look.into_info(name)).collect())
         })
     }

@@ -13,11 +13,9 @@ use super::settings::{Settings, Topology};
 use super::store::{RedisStore, Role};
 use super::target::Target;
 
-/// Cheap to clone; clones share the servers.
-#[derive(Clone)]
 pub(super) enum Servers {
     One(Arc<RedisStore>),
-    Cluster(Cluster),
+    Cluster(Arc<Cluster>),
 }
 
 impl Servers {
@@ -42,7 +40,7 @@ impl Servers {
     pub(super) fn store(&self) -> Arc<dyn Store> {
         match self {
             Self::One(store) => store.clone(),
-            Self::Cluster(cluster) => Arc::new(cluster.clone()),
+            Self::Cluster(cluster) => cluster.clone(),
         }
     }
 

@@ -40,12 +40,10 @@ use super::target::Target;
 const FOREIGN_LOOKS: (u64, u64) = (50, 150);
 
 /// One Redis server, or a service that acts as one: a primary with its replicas, or a node of a cluster.
-pub struct RedisStore(Arc<Inner>);
-
-pub(super) struct Inner {
+pub struct RedisStore {
     pub(super) link: Link,
     role: Role,
-    prefix: Arc<str>,
+    pub(super) prefix: Arc<str>,
     /// Names this client's pub/sub channel.
     client: String,
     fencing: bool,
@@ -94,134 +92,17 @@ impl RedisStore {
     ) -> Result<Arc<Self>, ConnectError> {
         let (prefix, fencing) = (target.settings().prefix.clone(), target.settings().fencing);
         let link = Link::open(target, lease_thread, wakes, client).await?;
-        Ok(Arc::new(Self(Arc::new(Inner { link, role, prefix, client: client.to_owned(), fencing }))))
+        Ok(Arc::new(Self { link, role, prefix, client: client.to_owned(), fencing }))
     }
 
     /// Whether there is a connection at the moment.
     pub fn is_up(&self) -> bool {
-        self.0.link.is_up()
+        self.link.is_up()
     }
 
     /// The server, for display.
     pub(super) fn server(&self) -> &str {
-        self.0.link.server()
-    }
-
-    pub(super) fn inner(&self) -> &Arc<Inner> {
-        &self.0
-    }
-}
-
-impl Store for RedisStore {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
-        Box::pin(async move { self.0.attempt(&attempt).await })
-    }
-
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
-        let inner = self.0.clone();
-        Box::pin(async move {
-            let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
-            let calls: Vec<Cmd> = entries.iter().map(|entry| inner.renew_call(entry)).collect();
-            let answers = match inner.link.run_all(Over::Main, &SCRIPTS.renew, &calls, limit).await {
-                Err(Failure::TryAgain(_)) if inner.is_in_cluster() => {
-                    inner.renew_apart(&entries, limit).await
-                }
-                answers => answers,
-            };
-            let answers = answers.map_err(not_known)?;
-            let renewed = |answer: &Value| match answer {
-                Value::Int(0) => Ok(Renewed::Gone),
-                Value::Int(1) => Ok(Renewed::Kept),
-                Value::Int(2) => Ok(Renewed::Revoked),
-                other => Err(inner.in_doubt("EVALSHA", other)),
-            };
-            answers.iter().map(renewed).collect()
-        })
-    }
-
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
-        let inner = self.0.clone();
-        Box::pin(async move {
-            let deadline = Instant::now() + entry.limit();
-            let call = inner.finish_call(&entry, doubt);
-            let mut why = None;
-            let answer = loop {
-                match inner.link.run(&SCRIPTS.finish, &call, deadline).await {
-                    Err(Failure::TryAgain(refusal)) if Instant::now() + PASSING_PAUSE < deadline => {
-                        why = Some(Arc::new(refusal.into_error()));
-                        tokio::time::sleep(PASSING_PAUSE).await;
-                    }
-                    answer => break answer,
-                }
-            };
-            // The last attempt may have had no time for an answer.
-            let failed = |error: CallError| CallError { refusal: error.refusal.or(why), ..error };
-            match answer.map_err(not_known).map_err(failed)? {
-                Value::Int(0) => Ok(End::Gone),
-                Value::Int(1) => Ok(End::Released),
-                Value::Int(2) => Ok(End::Broken),
-                Value::Int(3) => Ok(End::Left),
-                other => Err(inner.in_doubt("EVALSHA", &other)),
-            }
-        })
-    }
-
-    fn trouble(&self) -> Option<String> {
-        self.0.link.last_error()
-    }
-}
-
-/// Converts the failure of a renewal or an end. If Redis refused it, it was not executed; the caller repeats
-/// it.
-fn not_known(failure: Failure) -> CallError {
-    match failure {
-        Failure::Silent(error) => error,
-        Failure::TryAgain(refusal) => CallError::refused(refusal.into_error()),
-        Failure::Refused(refusal) if refusal.moved => CallError::refused(refusal.into_error()),
-        Failure::Refused(refusal) => {
-            let error = refusal.into_error();
-            tracing::warn!(%error, "a renewal or an end is tried again");
-            CallError::refused(error)
-        }
-    }
-}
-
-impl Inner {
-    async fn attempt(&self, attempt: &Attempt) -> Result<Tried, CallError> {
-        if let Err(refused) = self.check_name(&attempt.entry.name) {
-            return Ok(Tried::Refused(refused));
-        }
-        let deadline = Instant::now() + attempt.entry.limit();
-        let run_script = async || {
-            let script = match attempt.entry.mode {
-                Mode::Permit { .. } => &SCRIPTS.permit,
-                _ => &SCRIPTS.acquire,
-            };
-            self.link.run(script, &self.attempt_call(attempt), deadline).await
-        };
-        let answer = if self.may_set(attempt) {
-            match self.link.command(&self.set_call(attempt), deadline).await {
-                Ok(Value::Okay) => Ok(Value::Int(0)),
-                Ok(Value::Nil) => run_script().await,
-                // Not a reply of `SET`: it must not pass for a grant.
-                Ok(other) => return Err(self.in_doubt("SET", &other)),
-                Err(failure) => Err(failure),
-            }
-        } else {
-            run_script().await
-        };
-        match answer {
-            Ok(answer) => self.tried(&attempt.entry, &answer).unwrap_or_else(|| {
-                Ok(Tried::Refused(refusal::unexpected(&self.link.server(), "EVALSHA", &answer)))
-            }),
-            Err(Failure::Silent(error)) => Err(error),
-            Err(Failure::TryAgain(refusal)) => Err(CallError::refused(refusal.into_error())),
-            // The key is on another node now: nothing was done here.
-            Err(Failure::Refused(refusal)) if self.is_in_cluster() && refusal.moved => {
-                Err(CallError::NOT_SENT)
-            }
-            Err(Failure::Refused(refusal)) => Ok(Tried::Refused(refusal.into_error())),
-        }
+        self.link.server()
     }
 
     fn is_in_cluster(&self) -> bool {
@@ -234,10 +115,6 @@ impl Inner {
 
     pub(super) fn keys(&self, name: &LockName) -> Keys {
         Keys::of(&self.prefix, name)
-    }
-
-    pub(super) fn prefix(&self) -> &str {
-        &self.prefix
     }
 
     pub(super) fn check_name(&self, name: &LockName) -> Result<(), BackendError> {
@@ -397,6 +274,110 @@ impl Inner {
             self.link.server()
         );
         BackendError::new(BackendErrorKind::Refused, what)
+    }
+}
+
+impl Store for RedisStore {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
+        Box::pin(async move {
+            if let Err(refused) = self.check_name(&attempt.entry.name) {
+                return Ok(Tried::Refused(refused));
+            }
+            let deadline = Instant::now() + attempt.entry.limit();
+            let run_script = async || {
+                let script = match attempt.entry.mode {
+                    Mode::Permit { .. } => &SCRIPTS.permit,
+                    _ => &SCRIPTS.acquire,
+                };
+                self.link.run(script, &self.attempt_call(&attempt), deadline).await
+            };
+            let answer = if self.may_set(&attempt) {
+                match self.link.command(&self.set_call(&attempt), deadline).await {
+                    Ok(Value::Okay) => Ok(Value::Int(0)),
+                    Ok(Value::Nil) => run_script().await,
+                    // Not a reply of `SET`: it must not pass for a grant.
+                    Ok(other) => return Err(self.in_doubt("SET", &other)),
+                    Err(failure) => Err(failure),
+                }
+            } else {
+                run_script().await
+            };
+            match answer {
+                Ok(answer) => self.tried(&attempt.entry, &answer).unwrap_or_else(|| {
+                    Ok(Tried::Refused(refusal::unexpected(&self.link.server(), "EVALSHA", &answer)))
+                }),
+                Err(Failure::Silent(error)) => Err(error),
+                Err(Failure::TryAgain(refusal)) => Err(CallError::refused(refusal.into_error())),
+                // The key is on another node now: nothing was done here.
+                Err(Failure::Refused(refusal)) if self.is_in_cluster() && refusal.moved => {
+                    Err(CallError::NOT_SENT)
+                }
+                Err(Failure::Refused(refusal)) => Ok(Tried::Refused(refusal.into_error())),
+            }
+        })
+    }
+
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
+        Box::pin(async move {
+            let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
+            let calls: Vec<Cmd> = entries.iter().map(|entry| self.renew_call(entry)).collect();
+            let answers = match self.link.run_all(Over::Main, &SCRIPTS.renew, &calls, limit).await {
+                Err(Failure::TryAgain(_)) if self.is_in_cluster() => self.renew_apart(&entries, limit).await,
+                answers => answers,
+            };
+            let answers = answers.map_err(not_known)?;
+            let renewed = |answer: &Value| match answer {
+                Value::Int(0) => Ok(Renewed::Gone),
+                Value::Int(1) => Ok(Renewed::Kept),
+                Value::Int(2) => Ok(Renewed::Revoked),
+                other => Err(self.in_doubt("EVALSHA", other)),
+            };
+            answers.iter().map(renewed).collect()
+        })
+    }
+
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
+        Box::pin(async move {
+            let deadline = Instant::now() + entry.limit();
+            let call = self.finish_call(&entry, doubt);
+            let mut why = None;
+            let answer = loop {
+                match self.link.run(&SCRIPTS.finish, &call, deadline).await {
+                    Err(Failure::TryAgain(refusal)) if Instant::now() + PASSING_PAUSE < deadline => {
+                        why = Some(Arc::new(refusal.into_error()));
+                        tokio::time::sleep(PASSING_PAUSE).await;
+                    }
+                    answer => break answer,
+                }
+            };
+            // The last attempt may have had no time for an answer.
+            let failed = |error: CallError| CallError { refusal: error.refusal.or(why), ..error };
+            match answer.map_err(not_known).map_err(failed)? {
+                Value::Int(0) => Ok(End::Gone),
+                Value::Int(1) => Ok(End::Released),
+                Value::Int(2) => Ok(End::Broken),
+                Value::Int(3) => Ok(End::Left),
+                other => Err(self.in_doubt("EVALSHA", &other)),
+            }
+        })
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.link.last_error()
+    }
+}
+
+/// Converts the failure of a renewal or an end. If Redis refused it, it was not executed; the caller repeats it.
+fn not_known(failure: Failure) -> CallError {
+    match failure {
+        Failure::Silent(error) => error,
+        Failure::TryAgain(refusal) => CallError::refused(refusal.into_error()),
+        Failure::Refused(refusal) if refusal.moved => CallError::refused(refusal.into_error()),
+        Failure::Refused(refusal) => {
+            let error = refusal.into_error();
+            tracing::warn!(%error, "a renewal or an end is tried again");
+            CallError::refused(error)
+        }
     }
 }
 

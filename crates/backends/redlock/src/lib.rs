@@ -129,32 +129,28 @@ impl Backend for Redlock {
         LeasedConn::new(self.store.clone(), self.wakes.clone(), spec, label, pushes)
     }
 
-    fn inspect(&self, name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
-        let servers = self.servers.clone();
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
         Box::pin(async move {
             let look = |store: Arc<RedisStore>| {
-                let name = name.clone();
-                async move { store.look(&name).await }
+                let name = &name;
+                async move { store.look(name).await }
             };
-            let looks = ask_majority(&servers, look).await?;
-            Ok(of_majority(name, looks, majority_of(servers.len())))
+            let looks = ask_majority(&self.servers, look).await?;
+            Ok(of_majority(name, looks, majority_of(self.servers.len())))
         })
     }
 
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
-        let servers = self.servers.clone();
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
         Box::pin(async move {
-            let list = |store: Arc<RedisStore>| {
-                let prefix = prefix.clone();
-                async move { store.list(prefix.as_ref()).await }
-            };
-            let lists = ask_majority(&servers, list).await?;
-            Ok(list_of_majority(lists, majority_of(servers.len())))
+            let below = prefix.as_ref();
+            let list = |store: Arc<RedisStore>| async move { store.list(below).await };
+            let lists = ask_majority(&self.servers, list).await?;
+            Ok(list_of_majority(lists, majority_of(self.servers.len())))
         })
     }
 
     /// Findings on each server's settings, and on servers that do not take part.
-    fn findings(&self) -> BoxFuture<'static, Result<Vec<Finding>, BackendError>> {
+    fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
         let (count, majority) = (self.servers.len(), majority_of(self.servers.len()));
         let mut findings = Vec::new();
         if count % 2 == 0 {
