@@ -33,7 +33,7 @@ pub(super) struct Cluster {
     seeds: Vec<Host>,
     map: Mutex<Map>,
     /// When [`Self::look_again`] last began to read the map. Locked during that read.
-    asked: tokio::sync::Mutex<Option<Instant>>,
+    last_read: tokio::sync::Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
@@ -75,7 +75,7 @@ impl Cluster {
             client,
             seeds: seeds.to_vec(),
             map: Mutex::default(),
-            asked: tokio::sync::Mutex::default(),
+            last_read: tokio::sync::Mutex::default(),
         });
         cluster.learn().await?;
         Ok(cluster)
@@ -123,11 +123,11 @@ impl Cluster {
     fn look_again(&self) {
         let Some(cluster) = self.itself.upgrade() else { return };
         self.lease_thread.run(Box::pin(async move {
-            let Ok(mut asked) = cluster.asked.try_lock() else { return };
-            if asked.is_some_and(|at| at.elapsed() < PAUSE) {
+            let Ok(mut last_read) = cluster.last_read.try_lock() else { return };
+            if last_read.is_some_and(|at| at.elapsed() < PAUSE) {
                 return;
             }
-            *asked = Some(Instant::now());
+            *last_read = Some(Instant::now());
             match cluster.learn().await {
                 // Waiters at a node that lost the slot receive no more wake-ups from it.
                 Ok(changed) if changed => cluster.wakes.deliver_to_all(Wake::Try(Duration::ZERO)),

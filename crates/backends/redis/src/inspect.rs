@@ -148,7 +148,7 @@ impl RedisStore {
     }
 }
 
-/// Decodes the reply of `break.lua`.
+/// Decodes the reply of `break_hold.lua`.
 fn broken(answer: &Value) -> Option<Broken> {
     let mut items = Items::of(answer)?;
     Some(match items.word()? {
@@ -298,11 +298,11 @@ impl RedisStore {
             get.arg(self.keys(name).lock()).arg(0).arg(layout::OURS.len() - 1);
             get
         };
-        let asked: Vec<Cmd> = names.iter().map(begins).collect();
-        let answers = self.link.send_all(Over::Runtime, &asked, deadline()).await;
+        let commands: Vec<Cmd> = names.iter().map(begins).collect();
+        let answers = self.link.send_all(Over::Runtime, &commands, deadline()).await;
         let answers = answers.map_err(|failure| self.unanswered(failure))?;
         let mut ours = BTreeSet::new();
-        for ((name, get), answer) in names.into_iter().zip(asked).zip(answers) {
+        for ((name, get), answer) in names.into_iter().zip(commands).zip(answers) {
             let answer = match answer {
                 // Its type has changed since the scan.
                 Value::ServerError(error) if error.code() == "WRONGTYPE" => continue,
@@ -388,5 +388,5 @@ fn deadline() -> Instant {
     Instant::now() + LIMIT
 }
 
-/// 2026-01-01 in µs since 1970, the origin of tokens (value.lua).
+/// 2026-01-01 in µs since 1970, the origin of tokens (scripts/parts/value.lua).
 const EPOCH_US: u64 = 1_767_225_600_000_000;

@@ -1,7 +1,8 @@
-//! Scripts: all steps that must be atomic. Each runs by its digest (`EVALSHA`). A server that does not have
-//! it, for example after a restart, is sent the text, which also caches it there.
+//! Scripts: all steps that must be atomic, one file for each operation. Each runs by its digest (`EVALSHA`). A server that
+//! does not have it, for example after a restart, is sent the text, which also caches it there.
 //!
-//! The queue is in `scripts/queue.lua`, removals in `scripts/finish.lua`, wake-ups in `scripts/wait.lua`.
+//! A line `-- include NAME` stands for the text of `scripts/parts/NAME.lua`, unless an earlier line has included it. The usual
+//! case of an operation comes before the parts that only its other cases need: a script defines its functions at each run.
 
 use std::sync::LazyLock;
 
@@ -19,7 +20,7 @@ pub(super) struct Script {
 /// All scripts.
 pub(super) struct Scripts {
     pub(super) acquire: Script,
-    pub(super) permit: Script,
+    pub(super) acquire_permit: Script,
     pub(super) renew: Script,
     pub(super) renew_alone: Script,
     pub(super) finish: Script,
@@ -27,35 +28,42 @@ pub(super) struct Scripts {
     pub(super) inspect: Script,
 }
 
-const TIME: &str = include_str!("scripts/time.lua");
-const VALUE: &str = include_str!("scripts/value.lua");
-const FREE: &str = include_str!("scripts/free.lua");
-const COMMON: &str = include_str!("scripts/common.lua");
-const ASKED: &str = include_str!("scripts/asked.lua");
-const WAY: &str = include_str!("scripts/way.lua");
-const QUEUE: &str = include_str!("scripts/queue.lua");
-const WAIT: &str = include_str!("scripts/wait.lua");
-const PERMITS: &str = include_str!("scripts/permits.lua");
-const RELEASE: &str = include_str!("scripts/release.lua");
+macro_rules! parts {
+    ($($name:literal)+) => { &[$(($name, include_str!(concat!("scripts/parts/", $name, ".lua")))),+] };
+}
 
-pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| {
-    let (acquire, permit) = (include_str!("scripts/acquire.lua"), include_str!("scripts/permit.lua"));
-    let (renew, finish) = (include_str!("scripts/renew.lua"), include_str!("scripts/finish.lua"));
-    let (break_hold, inspect) = (include_str!("scripts/break.lua"), include_str!("scripts/inspect.lua"));
-    Scripts {
-        acquire: Script::new(&[TIME, VALUE, FREE, COMMON, ASKED, WAY, QUEUE, WAIT, acquire]),
-        permit: Script::new(&[TIME, VALUE, COMMON, ASKED, WAY, QUEUE, WAIT, PERMITS, permit]),
-        renew_alone: Script::new(&[include_str!("scripts/renew_alone.lua")]),
-        renew: Script::new(&[TIME, COMMON, QUEUE, PERMITS, renew]),
-        finish: Script::new(&[RELEASE, TIME, COMMON, QUEUE, PERMITS, finish]),
-        break_hold: Script::new(&[TIME, COMMON, QUEUE, PERMITS, break_hold]),
-        inspect: Script::new(&[TIME, COMMON, WAY, PERMITS, inspect]),
-    }
+const PARTS: &[(&str, &str)] = parts!("conflict" "keys" "permits" "queue" "request" "time" "value" "wait");
+
+pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
+    acquire: Script::new(include_str!("scripts/acquire.lua")),
+    acquire_permit: Script::new(include_str!("scripts/acquire_permit.lua")),
+    renew: Script::new(include_str!("scripts/renew.lua")),
+    renew_alone: Script::new(include_str!("scripts/renew_alone.lua")),
+    finish: Script::new(include_str!("scripts/finish.lua")),
+    break_hold: Script::new(include_str!("scripts/break_hold.lua")),
+    inspect: Script::new(include_str!("scripts/inspect.lua")),
 });
 
+/// Appends a script's text, with the parts that it and they include.
+fn expand(text: &str, included: &mut Vec<&'static str>, out: &mut String) {
+    for line in text.lines() {
+        let Some(wanted) = line.strip_prefix("-- include ") else {
+            out.push_str(line);
+            out.push('\n');
+            continue;
+        };
+        let (name, part) = PARTS.iter().find(|(name, _)| *name == wanted).expect("a part of this name");
+        if !included.contains(name) {
+            included.push(name);
+            expand(part, included, out);
+        }
+    }
+}
+
 impl Script {
-    fn new(parts: &[&str]) -> Self {
-        let text = parts.concat();
+    fn new(operation: &str) -> Self {
+        let mut text = String::new();
+        expand(operation, &mut Vec::new(), &mut text);
         let digest = redis::Script::new(&text);
         Self { text, digest }
     }
@@ -79,5 +87,19 @@ impl Script {
             }
         }
         command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_include_names_a_part_and_adds_it_once() {
+        let scripts = &*SCRIPTS;
+        for script in [&scripts.acquire, &scripts.acquire_permit, &scripts.finish, &scripts.break_hold] {
+            assert!(!script.text.contains("-- include"), "{}", script.text);
+            assert_eq!(script.text.matches("call('TIME')").count(), 1, "{}", script.text);
+        }
     }
 }

@@ -23,16 +23,16 @@ pub(super) struct Range {
     pub(super) primary: Host,
 }
 
-/// Decodes the reply to `CLUSTER SLOTS`. `asked`: the host that sent it, for a node that reports no address of its
+/// Decodes the reply to `CLUSTER SLOTS`. `host`: the host that sent it, for a node that reports no address of its
 /// own. `None`: it is no such reply.
-pub(super) fn ranges(answer: &Value, asked: &Host) -> Option<Vec<Range>> {
+pub(super) fn ranges(answer: &Value, host: &Host) -> Option<Vec<Range>> {
     let (mut items, mut ranges) = (Items::of(answer)?, Vec::new());
     while !items.is_empty() {
         let mut range = items.list()?;
         let (first, last) = (u16::try_from(range.small()?).ok()?, u16::try_from(range.small()?).ok()?);
         let mut primary = range.list()?;
         // Null, empty, or `?` from Redis 7 if it is configured to report a hostname and has none.
-        let name = primary.word().filter(|name| !matches!(*name, "" | "?")).unwrap_or(&asked.name);
+        let name = primary.word().filter(|name| !matches!(*name, "" | "?")).unwrap_or(&host.name);
         let port = u16::try_from(primary.small()?).ok()?;
         ranges.push(Range { first, last, primary: Host { name: name.to_owned(), port: Some(port) } });
     }
@@ -66,8 +66,8 @@ mod tests {
         let range = |first, last, node| Value::Array(vec![Value::Int(first), Value::Int(last), node]);
         let answer =
             Value::Array(vec![range(0, 5460, node("10.0.0.1", 7000)), range(5461, 16383, node("", 7001))]);
-        let asked = Host { name: "seed".into(), port: None };
-        let found: Vec<_> = ranges(&answer, &asked)
+        let host = Host { name: "seed".into(), port: None };
+        let found: Vec<_> = ranges(&answer, &host)
             .unwrap()
             .into_iter()
             .map(|range| (range.first, range.last, range.primary.name, range.primary.port))
@@ -77,7 +77,7 @@ mod tests {
             [(0, 5460, "10.0.0.1".into(), Some(7000)), (5461, 16383, "seed".into(), Some(7001))]
         );
         for nonsense in [Value::Okay, Value::Array(vec![Value::Nil])] {
-            assert_eq!(ranges(&nonsense, &asked), None);
+            assert_eq!(ranges(&nonsense, &host), None);
         }
     }
 }

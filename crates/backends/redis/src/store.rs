@@ -2,17 +2,17 @@
 //! token, which is a plain `SET NX PX`; the script runs only if the key exists.
 //!
 //! Why a plain `SET` may replace the script, which checks more keys than the lock's:
-//! - *The queue* (P8). A step that frees a lock of this library while others wait also reserves the lock's
-//!   key for them (`keep_free` in queue.lua), until the first waiter takes it. So a `SET` succeeds beside a
-//!   queue only where a key expired, another client deleted it, or the first waiter did not come within the
-//!   two seconds of the reservation.
-//! - *The entry's own end* (P7). An attempt and the end of its entry may use different connections, so that
-//!   the `SET` may arrive after the end. Such a late `SET` must not hold. An end that may overtake an attempt
-//!   (`doubt`) therefore leaves a record (`gone`), which outlives the key of a late `SET` and invalidates it:
-//!   every script treats this key as free (`in_the_way` in way.lua), a renewal does not extend it, and a
-//!   `SET` that finds it is followed by a script. Only clients that do not know the record are excluded until
-//!   the key expires. So the key must not live for longer than the ttl: an entry that keeps the lock closed
-//!   for longer is created by the script, which checks the record itself.
+//! - *The queue* (P8). A step that frees a lock of this library while others wait also reserves the lock's key for
+//!   them (`reserve` in scripts/parts/queue.lua), until the first waiter takes it. So a `SET` succeeds beside a queue only where
+//!   a key expired, another client deleted it, or the first waiter did not come within the two seconds of the
+//!   reservation.
+//! - *The entry's own end* (P7). An attempt and the end of its entry may use different connections, so that the `SET`
+//!   may arrive after the end. Such a late `SET` must not hold. An end that may overtake an attempt (`doubt`) therefore
+//!   leaves a record (`gone`), which outlives the key of a late `SET` and invalidates it: every script treats this key
+//!   as free (`conflicting` in scripts/parts/conflict.lua), a renewal does not extend it, and a `SET` that finds it is followed by a
+//!   script. Only clients that do not know the record are excluded until the key expires. So the key must not live for
+//!   longer than the ttl: an entry that keeps the lock closed for longer is created by the script, which checks the
+//!   record itself.
 //! - *A repeat* (P7) is never a `SET`: the script recognizes the entry's own value.
 
 use std::sync::Arc;
@@ -156,7 +156,7 @@ impl RedisStore {
     fn attempt_call(&self, attempt: &Attempt) -> Cmd {
         let entry = &attempt.entry;
         let script = match entry.mode {
-            Mode::Permit { .. } => &SCRIPTS.permit,
+            Mode::Permit { .. } => &SCRIPTS.acquire_permit,
             _ => &SCRIPTS.acquire,
         };
         let options = [(attempt.wait, 'w'), (self.is_fair(), 'f'), (self.fencing, 't')];
@@ -209,7 +209,7 @@ impl RedisStore {
         call
     }
 
-    /// Decodes the reply of `acquire.lua` or `permit.lua`. `None`: it is none of theirs.
+    /// Decodes the reply of `acquire.lua` or `acquire_permit.lua`. `None`: it is none of theirs.
     fn tried(&self, entry: &Entry, answer: &Value) -> Option<Result<Tried, CallError>> {
         if let Value::Int(token) = answer {
             let token = self.token(u64::try_from(*token).ok()?)?;
@@ -286,7 +286,7 @@ impl Store for RedisStore {
             let deadline = Instant::now() + attempt.entry.limit();
             let run_script = async || {
                 let script = match attempt.entry.mode {
-                    Mode::Permit { .. } => &SCRIPTS.permit,
+                    Mode::Permit { .. } => &SCRIPTS.acquire_permit,
                     _ => &SCRIPTS.acquire,
                 };
                 self.link.run(script, &self.attempt_call(&attempt), deadline).await

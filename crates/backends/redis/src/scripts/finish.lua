@@ -1,8 +1,23 @@
--- Ends a hold by its id, or leaves the queue, and wakes whoever is next.
--- KEYS: common.lua. ARGV: 1 how the value of its hold begins, up to its token, 2 `f`: the queue is first come, first
--- served, 3 ms for which the lock stays shut now, 4 ms for which its key outlives its ttl, 5 ms for which its end is
--- recorded, because an attempt of it may still arrive; 0 if none can.
--- Returns 1: released, 2: it was under a break, 3: it left the queue, 0: nothing is known of it.
+-- Ends a hold by its id, or leaves the queue, and wakes the next waiter.
+-- KEYS: parts/keys.lua, those of permits only for a permit. ARGV: 1 the value's beginning, up to its token, 2 `f` if the queue
+-- is first come, first served, 3 ms for which the lock stays closed now, 4 ms for which its key outlives its ttl, 5 ms for
+-- which the end is recorded, because an attempt may still arrive; 0 if none can.
+-- Returns 1: released, 2: it was revoked, 3: it left the queue, 0: nothing is known of it.
+
+-- Fast path: a plain release without waiters. The parts below are only defined if it fails.
+local call = redis.call
+local simple = ARGV[3] == '0' and ARGV[4] == '0' and ARGV[5] == '0' and not KEYS[6]
+if simple and call('EXISTS', KEYS[2]) == 0 then
+  local found = redis.pcall('GET', KEYS[1])
+  if type(found) == 'string' and string.sub(found, 1, #ARGV[1]) == ARGV[1] then
+    call('DEL', KEYS[1])
+    return 1
+  end
+end
+
+-- include queue
+-- include permits
+
 local id = string.sub(ARGV[1], 12, -9)
 local mine = 'lockkeeper:' .. id .. ':'
 local closed, extra = tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -47,8 +62,8 @@ if call('EXISTS', queue) == 1 then
   if ended > 0 then
     local head, record, till = first()
     if head then
-      if ended ~= 3 and closed == 0 and ARGV[2] == 'f' then keep_free(till) end
-      tell(head, record, ended == 3 and 0 or closed)
+      if ended ~= 3 and closed == 0 and ARGV[2] == 'f' then reserve(till) end
+      wake(head, record, ended == 3 and 0 or closed)
     elseif found == 'lockkeeper:reserved:1' then
       call('DEL', KEYS[1])
     end

@@ -1,9 +1,12 @@
 -- What a name shows: who holds it and who waits. Changes nothing.
--- KEYS: common.lua, all of them. ARGV: 1 how many waiters at most.
+-- KEYS: parts/keys.lua, all of them. ARGV: 1 how many waiters at most.
 -- Returns the server's time in µs, the lock's type, its value, the ms its key has left, the permits (value, slot, ms
 -- left, for each), how many wait, the first of them (what is known of each), and the last token.
+-- include conflict
+-- include permits
+
 local kind = call('TYPE', KEYS[1]).ok
-local found = kind == 'string' and in_the_way(call('GET', KEYS[1]), '') or ''
+local found = kind == 'string' and conflicting(call('GET', KEYS[1]), '') or ''
 if found == '' and kind == 'string' then kind = 'none' end
 -- Another client's value may have any length.
 found = string.sub(found, 1, 4096)

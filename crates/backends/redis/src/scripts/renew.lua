@@ -1,11 +1,13 @@
 -- Extends a hold or a place in the queue by a full ttl, found by its id. Never creates one: a renewal that recreated a
 -- lost key would exclude the client that has the lock by then.
--- KEYS: common.lua. ARGV: 1 id, 2 ms for which the key lives, 3 ms of ttl.
--- Returns 1: kept, 0: gone, 2: under a break, and not renewed.
+-- KEYS: parts/keys.lua, those of permits only for a permit. ARGV: 1 id, 2 ms for which the key lives, 3 ms of ttl.
+-- Returns 1: kept, 0: gone, 2: revoked, and not renewed.
+-- include permits
+
 local id, px, ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local mine = 'lockkeeper:' .. id .. ':'
 
--- Whatever another type of key there says, it is not ours.
+-- A key of another type is not ours.
 local found = redis.pcall('GET', KEYS[1])
 if type(found) ~= 'string' then found = nil end
 local value, left = found, nil
@@ -29,7 +31,7 @@ if value and string.sub(value, 1, #mine) == mine then
   else
     -- Since when it holds could be seen by its key alone until now.
     local lived, rest = string.match(value, '^1:held:0:%+(%d+)(:.*)$', #mine + 1)
-    -- A plain `SET` that arrived after its own end holds nothing (way.lua), and must not look as if it did.
+    -- A plain `SET` that arrived after its own end holds nothing (parts/conflict.lua), and must not look as if it did.
     if lived and call('EXISTS', gone) == 1 then return 0 end
     call('PEXPIRE', KEYS[1], px)
     if lived then

@@ -1,7 +1,6 @@
 -- Extends an exclusive hold by a full ttl with nothing but the lock's own key: while a slot of a cluster migrates, no call
 -- with several keys is served of which one does not exist. Never creates a key.
--- KEYS: 1 the lock's own. ARGV: as of renew.lua.
--- Returns 1: kept, 0: gone, 2: under a break, and not renewed.
+-- KEYS: 1 of parts/keys.lua. ARGV and reply: as of renew.lua.
 local id, px, ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local mine = 'lockkeeper:' .. id .. ':1:'
 local found = redis.pcall('GET', KEYS[1])

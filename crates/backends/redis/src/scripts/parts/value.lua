@@ -1,12 +1,12 @@
--- Begins the scripts that grant: what a hold's value says (layout.rs).
--- KEYS: common.lua. ARGV: 1 how the value begins, up to its token, 2 what follows `since` in it, 3 ms for which the key
--- lives, 4 letters, and then the ms of ttl: `t`: draw a token, `w`: wait, `f`: first come, first served.
+-- include time
+
+-- The value of a hold that is granted (layout.rs). ARGV: 1 to 4 of acquire.lua.
 local counter = string.find(ARGV[4], 't', 1, true) and KEYS[4]
 
 -- The value of a hold that is granted, and its token, 0 without tokens. That is drawn here: above the last one, and above
 -- every token of a server that forgot it, as long as its clock is not set back: microseconds since 2026. It is remembered
 -- for 30 days, after which the clock alone is far enough ahead. Numbers become text slowly: few do.
-local function hold()
+local function granted_value()
   local seconds, us = time[1], time[2]
   if #us < 6 then us = string.rep('0', 6 - #us) .. us end
   local token, shown = 0, '0'

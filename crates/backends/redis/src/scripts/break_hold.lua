@@ -1,6 +1,9 @@
 -- An operator ends a hold by its token (B1 to B3).
--- KEYS: common.lua, all of them. ARGV: 1 token, 2 `now` or nothing, 3 why, 4 who.
--- Returns a list: 'done'; 'closed': over, and only shut; or 'other' and the tokens of the live holds.
+-- KEYS: parts/keys.lua, all of them. ARGV: 1 token, 2 `now` or nothing, 3 why, 4 who.
+-- Returns a list: 'done'; 'closed': it is over, and only keeps the lock closed; or 'other' and the tokens of the live holds.
+-- include queue
+-- include permits
+
 local token, at_once = ARGV[1], ARGV[2] == 'now'
 local header = '^(lockkeeper:([^:\n]+):1:)(%a+)(:(%d+):%d+:(%d+):(%x+)\n[^\n]*\n)[^\n]*\n[^\n]*\n(.*)$'
 
@@ -29,8 +32,8 @@ for _, hold in ipairs(holds) do
       if permits then give_back(id) else call('DEL', KEYS[1]) end
       local head, record, till = first()
       if head then
-        keep_free(till)
-        tell(head, record, 0)
+        reserve(till)
+        wake(head, record, 0)
       end
     elseif state == 'held' then
       local value = front .. 'revoked' .. middle .. ARGV[3] .. '\n' .. ARGV[4] .. '\n' .. meta

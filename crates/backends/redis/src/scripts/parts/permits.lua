@@ -1,5 +1,7 @@
--- The holders of permits. The lock's own key is a marker while any of them holds, so that whoever wants the lock alone
--- finds it taken, whatever client it uses; without the marker nobody holds.
+-- include keys
+
+-- The holders of permits. While there is one, the lock's own key is a marker, so that no client, of this library or another,
+-- can hold the lock exclusively; without the marker there is no holder.
 
 -- Removes those whose time is over.
 local function sweep()
@@ -10,7 +12,7 @@ local function sweep()
   end
 end
 
--- The number of permits that a marker says; nil if it is none.
+-- The number of permits in a marker; nil if it is no marker.
 local function marked(found)
   return found and tonumber(string.match(found, '^lockkeeper:permits:1:(%d+)\n'))
 end

@@ -1,12 +1,19 @@
--- Tries to hold one of N permits, the lowest free one.
--- KEYS: common.lua, all of them. ARGV: as value.lua says, 5 how many there are (0: as many as are in use), 6 who asks.
-local asked = tonumber(ARGV[5])
+-- Acquires the lowest free one of N permits, or joins the queue.
+-- KEYS: parts/keys.lua, all of them. ARGV: 1 to 4 as of acquire.lua, 5 N (0: that of the holders), 6 the owner.
+-- Returns a list that begins with a word.
+-- include value
+-- include request
+-- include conflict
+-- include wait
+-- include permits
+
+local requested = tonumber(ARGV[5])
 if call('EXISTS', gone) == 1 then return {'over'} end
 local kind = call('TYPE', KEYS[1]).ok
 if kind ~= 'string' and kind ~= 'none' then return {'type', kind} end
 local found = kind == 'string' and call('GET', KEYS[1]) or nil
 local limit = marked(found)
-if not limit then found = in_the_way(found, id) end
+if not limit then found = conflicting(found, id) end
 if limit then sweep() end
 if limit and call('ZCARD', KEYS[7]) == 0 then
   -- Nobody is left: the marker is about to end.
@@ -26,11 +33,11 @@ if held then
 end
 
 local head, record, till = first()
--- All who use a name at the same time say the same number (L3).
+-- All requests for a name at the same time must have the same number (L3).
 local in_use = limit or (record and tonumber(string.match(record, '^%d+:permit%-(%d+):')))
-if in_use and asked > 0 and asked ~= in_use then return {'limit', in_use} end
-if not in_use and asked == 0 then return {'no limit'} end
-local of = in_use or asked
+if in_use and requested > 0 and requested ~= in_use then return {'limit', in_use} end
+if not in_use and requested == 0 then return {'no limit'} end
+local of = in_use or requested
 
 local count = limit and call('ZCARD', KEYS[7]) or 0
 if (limit or not found) and count < of and (not fair or not head or head == id) then
@@ -40,7 +47,7 @@ if (limit or not found) and count < of and (not fair or not head or head == id) 
     local middle = math.floor((low + high) / 2)
     if call('ZCOUNT', KEYS[7], 0, middle) == middle + 1 then low = middle + 1 else high = middle end
   end
-  local value, token = hold()
+  local value, token = granted_value()
   call('HSET', KEYS[6], id, value)
   call('ZADD', KEYS[7], low, id)
   call('ZADD', KEYS[8], now + px, id)
@@ -50,7 +57,7 @@ if (limit or not found) and count < of and (not fair or not head or head == id) 
   keep_permits(px)
   if leave(id) then head, record = first() end
   -- There may be a permit for the next one as well.
-  if head then tell(head, record, 0) end
+  if head then wake(head, record, 0) end
   return {'granted', token, low, of}
 end
 

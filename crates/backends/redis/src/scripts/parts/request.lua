@@ -1,4 +1,4 @@
--- Who asks for what (value.lua).
+-- The request for a hold. ARGV: 1, 3 and 4 of acquire.lua.
 local id = string.sub(ARGV[1], 12, -9)
 local mine = 'lockkeeper:' .. id .. ':'
 local letters, ttl = string.match(ARGV[4], '^(%a*)(%d+)$')

@@ -1,5 +1,6 @@
--- The queue: who waits, in the order of arrival, and how to wake them.
+-- include keys
 
+-- The queue: waiters in the order of arrival, and how to wake them.
 -- The first waiter that is alive, and what is known of it. Those before it whose time is over are removed; nobody's is
 -- longer than the longest ttl, an hour, but that of one who died before the clock was set back.
 local function first()
@@ -14,15 +15,15 @@ local function first()
   end
 end
 
--- Tells a waiter to try again in so many ms.
-local function tell(waiter, record, pause)
+-- Wakes a waiter: it tries again in so many ms.
+local function wake(waiter, record, pause)
   local client = string.match(record, '^%d+:[^:\n]*:%d+:(%x+)')
   if client then call('PUBLISH', 'lockkeeper:wake:' .. client, waiter .. ' ' .. pause) end
 end
 
--- Keeps a lock that became free for those who wait: until the first of them comes, for longer than it takes if a message
--- is lost, and not for longer than it lives. Whoever tries by a plain `SET` finds it taken, and asks by a script then.
-local function keep_free(till)
+-- Reserves a lock that became free for its waiters, so that a plain `SET` fails and is followed by a script: until the first
+-- waiter takes it, for longer than that takes if its wake-up is lost, and not for longer than the waiter lives.
+local function reserve(till)
   call('SET', KEYS[1], 'lockkeeper:reserved:1', 'NX', 'PX', math.min(till - now, 2000))
 end
 

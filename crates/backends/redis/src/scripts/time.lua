@@ -1,4 +1,0 @@
--- Comes before all else that needs the time: the only time that counts is the server's, which stands still while a
--- script runs.
-local call = redis.call
-local time = call('TIME')
