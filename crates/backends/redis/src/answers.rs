@@ -1,4 +1,5 @@
-//! Decodes lists in the replies of scripts and commands. `None`: the reply is not as the script or command makes it.
+//! Decodes lists in the replies of scripts and commands. `None`: the reply is not as the script or command
+//! makes it.
 
 use redis::Value;
 

@@ -119,7 +119,8 @@ impl Cluster {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the map again in the background, at most once per `PAUSE`. Callers repeat a call that was not executed.
+    /// Reads the map again in the background, at most once per `PAUSE`. Callers repeat a call that was not
+    /// executed.
     fn look_again(&self) {
         let Some(cluster) = self.itself.upgrade() else { return };
         self.lease_thread.run(Box::pin(async move {
@@ -260,7 +261,8 @@ impl Store for Cluster {
         })
     }
 
-    /// A slot that has moved is no reason to leave a release without an answer: the map is read again, and the call repeated.
+    /// A slot that has moved is no reason to leave a release without an answer: the map is read again, and
+    /// the call repeated.
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
         Box::pin(async move {
             let until = Instant::now() + entry.limit();

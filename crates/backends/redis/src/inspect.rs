@@ -30,8 +30,9 @@ const LIMIT: Duration = Duration::from_secs(5);
 const KEYS_MAX: u64 = 1_000_000;
 /// Keys that one `SCAN` step visits.
 const STEP: usize = 1000;
-/// Largest number of steps of one `SCAN`. The densest table that is scanned needs a thousand; Redis passes up to ten empty
-/// places for each key of a step, so that this is enough for a table that was a hundred times as large before.
+/// Largest number of steps of one `SCAN`. The densest table that is scanned needs a thousand; Redis passes up
+/// to ten empty places for each key of a step, so that this is enough for a table that was a hundred times as
+/// large before.
 const STEPS_MAX: usize = 10_000;
 
 /// The state of a name on one server.
@@ -193,8 +194,8 @@ fn look(answer: &Value) -> Option<Result<Look, &str>> {
     while !waiting.is_empty() {
         look.waiters.extend(layout::waiter(waiting.bytes()?));
     }
-    // The counter expires after 30 days without a grant. All tokens are then below the server's clock, so the clock
-    // is the bound.
+    // The counter expires after 30 days without a grant. All tokens are then below the server's clock, so the
+    // clock is the bound.
     let counter = items.number()?;
     look.last_token = if counter > 0 { counter } else { now.saturating_sub(EPOCH_US) };
     Some(Ok(look))
@@ -248,8 +249,8 @@ impl RedisStore {
         Ok(names)
     }
 
-    /// Adds the names of locks at and below `below` whose keys of a type, the lock's own or those of queues, fit the
-    /// pattern.
+    /// Adds the names of locks at and below `below` whose keys of a type, the lock's own or those of queues,
+    /// fit the pattern.
     async fn scan(
         &self,
         pattern: &str,

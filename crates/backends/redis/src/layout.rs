@@ -32,8 +32,8 @@ const MARKER: &str = "lockkeeper:permits:1:";
 /// Length to which another client's value is cut for display, in characters.
 const FOREIGN_SHOWN: usize = 64;
 
-/// Suffixes of the keys beside a lock, in the order in which the scripts take them (scripts/parts/keys.lua), after the lock's own
-/// key. An entry's id follows `gone:`.
+/// Suffixes of the keys beside a lock, in the order in which the scripts take them (scripts/parts/keys.lua),
+/// after the lock's own key. An entry's id follows `gone:`.
 const SUFFIXES: [&str; 7] = ["queue", "gone:", "token", "waiters", "permits", "slots", "until"];
 
 /// How many keys of a name a script gets. A script must get every key that it touches: the keys of a cluster

@@ -23,8 +23,8 @@ pub(super) struct Range {
     pub(super) primary: Host,
 }
 
-/// Decodes the reply to `CLUSTER SLOTS`. `host`: the host that sent it, for a node that reports no address of its
-/// own. `None`: it is no such reply.
+/// Decodes the reply to `CLUSTER SLOTS`. `host`: the host that sent it, for a node that reports no address of
+/// its own. `None`: it is no such reply.
 pub(super) fn ranges(answer: &Value, host: &Host) -> Option<Vec<Range>> {
     let (mut items, mut ranges) = (Items::of(answer)?, Vec::new());
     while !items.is_empty() {

@@ -2,17 +2,17 @@
 //! token, which is a plain `SET NX PX`; the script runs only if the key exists.
 //!
 //! Why a plain `SET` may replace the script, which checks more keys than the lock's:
-//! - *The queue* (P8). A step that frees a lock of this library while others wait also reserves the lock's key for
-//!   them (`reserve` in scripts/parts/queue.lua), until the first waiter takes it. So a `SET` succeeds beside a queue only where
-//!   a key expired, another client deleted it, or the first waiter did not come within the two seconds of the
-//!   reservation.
-//! - *The entry's own end* (P7). An attempt and the end of its entry may use different connections, so that the `SET`
-//!   may arrive after the end. Such a late `SET` must not hold. An end that may overtake an attempt (`doubt`) therefore
-//!   leaves a record (`gone`), which outlives the key of a late `SET` and invalidates it: every script treats this key
-//!   as free (`conflicting` in scripts/parts/conflict.lua), a renewal does not extend it, and a `SET` that finds it is followed by a
-//!   script. Only clients that do not know the record are excluded until the key expires. So the key must not live for
-//!   longer than the ttl: an entry that keeps the lock closed for longer is created by the script, which checks the
-//!   record itself.
+//! - *The queue* (P8). A step that frees a lock of this library while others wait also reserves the lock's
+//!   key for them (`reserve` in scripts/parts/queue.lua), until the first waiter takes it. So a `SET`
+//!   succeeds beside a queue only where a key expired, another client deleted it, or the first waiter did not
+//!   come within the two seconds of the reservation.
+//! - *The entry's own end* (P7). An attempt and the end of its entry may use different connections, so that
+//!   the `SET` may arrive after the end. Such a late `SET` must not hold. An end that may overtake an attempt
+//!   (`doubt`) therefore leaves a record (`gone`), which outlives the key of a late `SET` and invalidates it:
+//!   every script treats this key as free (`conflicting` in scripts/parts/conflict.lua), a renewal does not
+//!   extend it, and a `SET` that finds it is followed by a script. Only clients that do not know the record
+//!   are excluded until the key expires. So the key must not live for longer than the ttl: an entry that
+//!   keeps the lock closed for longer is created by the script, which checks the record itself.
 //! - *A repeat* (P7) is never a `SET`: the script recognizes the entry's own value.
 
 use std::sync::Arc;
@@ -233,8 +233,8 @@ impl RedisStore {
             }
             // The entry's end arrived before the attempt: the caller has stopped waiting for it.
             "over" => Tried::Busy(Busy::default()),
-            // An operator broke the hold before its grant was received. The hold is not renewed and expires; the caller
-            // tries again.
+            // An operator broke the hold before its grant was received. The hold is not renewed and expires;
+            // the caller tries again.
             "revoked" => return Some(Err(CallError::IN_DOUBT)),
             "type" => Tried::Refused(self.wrong_type(&entry.name, items.word()?)),
             "limit" => {
@@ -367,7 +367,8 @@ impl Store for RedisStore {
     }
 }
 
-/// Converts the failure of a renewal or an end. If Redis refused it, it was not executed; the caller repeats it.
+/// Converts the failure of a renewal or an end. If Redis refused it, it was not executed; the caller repeats
+/// it.
 fn not_known(failure: Failure) -> CallError {
     match failure {
         Failure::Silent(error) => error,
