@@ -205,7 +205,9 @@ impl Keeper {
         checks.cmd("EVAL").arg("return 1").arg(0).add_command(about);
         let answers = connection.calls.send_packed_commands(&checks, 0, 2).await;
         let answers = answers.map_err(|error| self.failed(&error))?;
-        let [script, about] = &answers[..] else { unreachable!("one reply for each of two commands") };
+        let [script, about] = &answers[..] else {
+            return Err(NotConnected::Passing(refusal::lost(&self.target)));
+        };
         let refused = match script {
             Value::Int(1) => None,
             Value::ServerError(error) => refusal::of_first_script(error, &self.target),

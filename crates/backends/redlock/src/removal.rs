@@ -12,7 +12,7 @@ use lockkeeper_core::End;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::claim::Claim;
-use super::store::{Quorum, run_in_background};
+use super::store::{Quorum, QuorumNode, run_in_background};
 
 /// Pauses before a removal is repeated: the first, and the longest, so that a node that is back gets it
 /// within a second.
@@ -45,13 +45,17 @@ impl Quorum {
         // The removals that are left can't change the outcome, or the outcome is returned as unknown.
         run_in_background(removals);
         outcome.map_err(|unknown| {
+            if failures.is_empty() {
+                // Removals that an earlier call began have not returned here.
+                let trouble = |node: &QuorumNode| Some(format!("{}: {}", node.name, node.store.trouble()?));
+                failures.extend(self.nodes.iter().filter_map(trouble));
+            }
+            if failures.is_empty() {
+                return unknown;
+            }
             let what = format!("no majority of the servers confirms the release: {}", failures.join("; "));
             let refusal = BackendError::new(BackendErrorKind::Unreachable, what);
-            if failures.is_empty() {
-                unknown
-            } else {
-                CallError { sent: true, ..CallError::refused(refusal) }
-            }
+            CallError { sent: true, ..CallError::refused(refusal) }
         })
     }
 

@@ -341,6 +341,21 @@ async fn a_release_reports_whether_a_majority_still_held() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_repeated_release_that_is_not_confirmed_says_why() {
+    let nodes = nodes(3);
+    let (store, _) = client(&nodes);
+    let entry = entry("a");
+    assert!(is_granted(&store.attempt(attempt(&entry, false)).await));
+    sleep(SETTLED).await;
+    set(&nodes[..2], Fault::Dead);
+    for _ in 0..2 {
+        let error = store.finish(entry.clone(), false).await.unwrap_err();
+        let why = error.refusal.expect("a reason").message.clone();
+        assert!(why.contains("n1: connection refused"), "{why}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn only_a_hold_keeps_the_lock_closed_after_its_end() {
     let nodes = nodes(3);
     nodes[1].take(&name(), "other");
