@@ -1,7 +1,7 @@
 //! Scripts: all steps that must be atomic, one file for each operation. Each runs by its digest (`EVALSHA`).
 //! A server that does not have it, for example after a restart, is sent the text, which also caches it there.
 //!
-//! A line `-- include NAME` stands for the text of `scripts/parts/NAME.lua`, unless an earlier line has
+//! A line `-- include NAME` stands for the text of that file in `scripts/parts`, unless an earlier line has
 //! included it. The usual case of an operation comes before the parts that only its other cases need: a
 //! script defines its functions at each run.
 
