@@ -2,7 +2,6 @@
 //! inspection.
 
 use std::collections::BTreeSet;
-use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lockkeeper_core::LockName;
@@ -15,58 +14,69 @@ use crate::info::LockInfo;
 use crate::io::LeaseThread;
 use crate::watch::{Watch, WatchEvent};
 
+/// A lock service that reports which lock has changed, and whose locks can be inspected.
+pub trait ReportsChanges: Send + Sync + 'static {
+    /// Begins to follow the service's messages. The inner future follows them until they end, and adds each
+    /// changed lock.
+    fn follow<'a>(
+        &'a self,
+        changed: &'a ChangedLocks,
+    ) -> BoxFuture<'a, Result<BoxFuture<'a, ()>, BackendError>>;
+
+    /// All locks in use at or below `prefix`, by name.
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>>;
+
+    /// The holders and the waiters of a lock.
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>>;
+}
+
 /// The locks that have changed since they were last inspected: at most one entry for each lock, however often
 /// it changes.
-#[derive(Clone)]
-pub struct ChangedLocks(Arc<Changed>);
-
-struct Changed {
-    names: Mutex<BTreeSet<LockName>>,
+pub struct ChangedLocks {
     prefix: Option<LockName>,
+    names: Mutex<BTreeSet<LockName>>,
     more: Notify,
 }
 
 impl ChangedLocks {
+    /// The watch is for the locks at and below this name; `None`: for all.
+    pub fn prefix(&self) -> Option<&LockName> {
+        self.prefix.as_ref()
+    }
+
     /// Adds a lock, if the watch is for it.
     pub fn add(&self, name: LockName) {
-        if self.0.prefix.as_ref().is_none_or(|prefix| *prefix == name || prefix.is_above(name.as_str())) {
-            self.0.names.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
-            self.0.more.notify_one();
+        if self.prefix.as_ref().is_none_or(|prefix| *prefix == name || prefix.is_above(name.as_str())) {
+            self.names.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
+            self.more.notify_one();
         }
     }
 
     async fn next(&self) -> BTreeSet<LockName> {
         loop {
-            let names = std::mem::take(&mut *self.0.names.lock().unwrap_or_else(PoisonError::into_inner));
+            let names = std::mem::take(&mut *self.names.lock().unwrap_or_else(PoisonError::into_inner));
             if !names.is_empty() {
                 return names;
             }
-            self.0.more.notified().await;
+            self.more.notified().await;
         }
     }
 }
 
-/// Watches the locks at and below `prefix`. `open` begins to follow the service's messages; once it has
-/// begun, the future that it returns follows them until they end, and adds each changed lock. Then `list` and
-/// `inspect` are called.
-pub fn watch_by_inspection<O, M>(
+/// Watches the locks at and below `prefix`: lists them once the service's messages are followed, then
+/// inspects each changed one.
+pub fn watch_by_inspection(
     thread: &LeaseThread,
+    service: Arc<impl ReportsChanges>,
     prefix: Option<LockName>,
-    open: impl FnOnce(ChangedLocks) -> O + Send + 'static,
-    list: BoxFuture<'static, Result<Vec<LockInfo>, BackendError>>,
-    inspect: impl Fn(LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> + Send + Sync + 'static,
-) -> Watch
-where
-    O: Future<Output = Result<M, BackendError>> + Send + 'static,
-    M: Future<Output = ()> + Send + 'static,
-{
+) -> Watch {
     let (events, receiver) = channel(1);
-    let changed = ChangedLocks(Arc::new(Changed { names: Mutex::default(), prefix, more: Notify::new() }));
     thread.run(Box::pin(async move {
+        let changed = ChangedLocks { prefix, names: Mutex::default(), more: Notify::new() };
         let following = async {
-            let messages = open(changed.clone()).await?;
+            let messages = service.follow(&changed).await?;
             tokio::select! {
-                told = tell(list, &inspect, &changed, &events) => told,
+                sent = send_events(&*service, &changed, &events) => sent,
                 () = messages => Ok(()),
             }?;
             let what = "the lock service ended the watch; watch again";
@@ -85,20 +95,19 @@ where
 }
 
 /// Sends the present locks, and then each changed one.
-async fn tell(
-    list: BoxFuture<'static, Result<Vec<LockInfo>, BackendError>>,
-    inspect: &(impl Fn(LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> + Sync),
+async fn send_events(
+    service: &impl ReportsChanges,
     changed: &ChangedLocks,
     events: &Sender<Result<WatchEvent, BackendError>>,
 ) -> Result<(), BackendError> {
     // If the receiver was dropped, the whole watch ends.
-    for lock in list.await? {
+    for lock in service.list(changed.prefix.clone()).await? {
         let _ = events.send(Ok(WatchEvent::State(lock))).await;
     }
     let _ = events.send(Ok(WatchEvent::Synced)).await;
     loop {
         for name in changed.next().await {
-            let lock = inspect(name).await?;
+            let lock = service.inspect(name).await?;
             let _ = events.send(Ok(WatchEvent::Changed(lock))).await;
         }
     }

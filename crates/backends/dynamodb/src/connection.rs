@@ -12,10 +12,15 @@ use aws_config::retry::RetryConfig;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::provider::future;
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::config::{Credentials, ProvideCredentials, SharedHttpClient};
-use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
+use aws_sdk_dynamodb::config::interceptors::BeforeDeserializationInterceptorContextMut;
+use aws_sdk_dynamodb::config::{
+    ConfigBag, Credentials, Intercept, ProvideCredentials, RuntimeComponents, SharedHttpClient,
+};
+use aws_sdk_dynamodb::error::{BoxError, ProvideErrorMetadata, SdkError};
 use aws_smithy_http_client::proxy::ProxyConfig;
 use aws_smithy_http_client::{Connector, tls};
+use aws_smithy_types::body::SdkBody;
+use http_body_util::Limited;
 use lockkeeper_backend::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
 use lockkeeper_backend::leased::StoreFailure;
 use lockkeeper_backend::{BackendError, BackendErrorKind, BoxFuture, CallError};
@@ -56,6 +61,10 @@ const BUSY: [&str; 6] = [
 /// known.
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
+/// Largest answer. A page of a scan has at most 1 MiB of items, which take several times as much in JSON if
+/// they are small; two items have 800 KiB.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+
 /// Why a call has no usable answer.
 pub(super) type DynamoFailure = StoreFailure<UnmetCondition>;
 
@@ -87,8 +96,30 @@ impl Connect for ClientFactory {
 /// A client with connections of its own.
 pub(super) fn client(config: &SdkConfig) -> Result<Client, BackendError> {
     let http_client = http_client()?;
-    let config = aws_sdk_dynamodb::config::Builder::from(config).http_client(http_client).build();
-    Ok(Client::from_conf(config))
+    let config = aws_sdk_dynamodb::config::Builder::from(config);
+    Ok(Client::from_conf(config.http_client(http_client).interceptor(AnswerLimit).build()))
+}
+
+/// Makes answers above [`ANSWER_BYTES_MAX`] an error: the SDK would read them into memory as far as they
+/// arrive in time.
+#[derive(Debug)]
+struct AnswerLimit;
+
+impl Intercept for AnswerLimit {
+    fn name(&self) -> &'static str {
+        "AnswerLimit"
+    }
+
+    fn modify_before_deserialization(
+        &self,
+        context: &mut BeforeDeserializationInterceptorContextMut<'_>,
+        _: &RuntimeComponents,
+        _: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let answer = context.response_mut();
+        *answer.body_mut() = SdkBody::from_body_1_x(Limited::new(answer.take_body(), ANSWER_BYTES_MAX));
+        Ok(())
+    }
 }
 
 /// Connections, with the TLS library that the rest of the program uses, and by the proxy that `HTTPS_PROXY`

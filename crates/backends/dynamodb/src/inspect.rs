@@ -12,14 +12,14 @@ use tokio::time::Instant;
 
 use super::connection::DynamoFailure;
 use super::items::{Attributes, Item, ItemHolder, LockItem, shown_owner};
-use super::store::DynamoTable;
+use super::store::DynamoStore;
 
 /// Time limit of one call.
 const LIMIT: Duration = Duration::from_secs(5);
 /// Largest number of items that a list reads.
 const ITEMS_MAX: usize = 100_000;
 
-impl DynamoTable {
+impl DynamoStore {
     pub(super) fn explained(&self, failure: DynamoFailure) -> BackendError {
         match failure {
             DynamoFailure::Refused(error) => error,
@@ -35,7 +35,7 @@ impl DynamoTable {
         }
     }
 
-    pub(super) async fn look(&self, name: LockName) -> Result<LockInfo, BackendError> {
+    pub(super) async fn lock_info(&self, name: LockName) -> Result<LockInfo, BackendError> {
         let read = self.read(&name, Instant::now() + LIMIT).await;
         let (item, _) = read.map_err(|failure| self.explained(failure))?;
         Ok(info(name, item.as_ref()))

@@ -2,7 +2,8 @@
 //!
 //! A lock is an item that its holder renews by changing its version, and a second item with its last token;
 //! both are written in one transaction (`items`, `store`, `writes`). A waiter takes the lock over if the
-//! version does not change for a lease (`observed`). Sessions over such items are in `backends::leased`.
+//! version does not change for a lease (`observed`). Sessions over such items are in
+//! [`leased`](lockkeeper_backend::leased).
 
 mod connection;
 mod inspect;
@@ -27,7 +28,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use connection::{DynamoClients, configure};
 use observed::Observed;
 use settings::Settings;
-use store::{DynamoStore, DynamoTable};
+use store::DynamoStore;
 
 pub use table::client;
 pub use table::init;
@@ -52,12 +53,8 @@ async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let link = DynamoClients::new(configure(&settings).await?, &settings.table, &lease_thread);
     table::check(&link, &settings.attributes).await?;
     let Settings { attributes, poll, .. } = settings;
-    let inner = DynamoTable { link, attributes, observed: Observed::default(), poll };
-    Ok(Arc::new(DynamoBackend {
-        store: Arc::new(DynamoStore(Arc::new(inner))),
-        lease_thread,
-        capabilities: capabilities(),
-    }))
+    let store = Arc::new(DynamoStore { link, attributes, observed: Observed::default(), poll });
+    Ok(Arc::new(DynamoBackend { store, lease_thread, capabilities: capabilities() }))
 }
 
 struct DynamoBackend {
@@ -118,18 +115,18 @@ impl Backend for DynamoBackend {
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
-        Box::pin(async move { self.store.0.look(name).await })
+        Box::pin(async move { self.store.lock_info(name).await })
     }
 
     fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
-        Box::pin(async move { self.store.0.list(prefix.as_ref()).await })
+        Box::pin(async move { self.store.list(prefix.as_ref()).await })
     }
 
     fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<TokenStatus, BackendError>> {
-        Box::pin(async move { self.store.0.check_token(&name, token).await })
+        Box::pin(async move { self.store.check_token(&name, token).await })
     }
 
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<'_, Result<Broken, BackendError>> {
-        Box::pin(async move { self.store.0.break_hold(&order).await })
+        Box::pin(async move { self.store.break_hold(&order).await })
     }
 }

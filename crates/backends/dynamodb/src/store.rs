@@ -28,9 +28,7 @@ const READERS_MAX: usize = 100;
 const DEAD_MAX: usize = 10;
 
 /// The items of one client.
-pub(super) struct DynamoStore(pub(super) Arc<DynamoTable>);
-
-pub(super) struct DynamoTable {
+pub(super) struct DynamoStore {
     pub(super) link: DynamoClients,
     pub(super) attributes: Attributes,
     pub(super) observed: Observed,
@@ -40,12 +38,11 @@ pub(super) struct DynamoTable {
 
 impl Store for DynamoStore {
     fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
-        let inner = self.0.clone();
         Box::pin(async move {
             if let Some(error) = refused_name(&attempt.entry.name) {
                 return Ok(Tried::Refused(error));
             }
-            match inner.attempt(&attempt).await {
+            match self.try_hold(&attempt).await {
                 Ok(tried) => Ok(tried),
                 Err(DynamoFailure::Silent(error)) => Err(error),
                 Err(DynamoFailure::Answered(_)) => Err(CallError::IN_DOUBT),
@@ -55,22 +52,20 @@ impl Store for DynamoStore {
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
-        let inner = self.0.clone();
         Box::pin(async move {
-            let renewals = entries.into_iter().map(|entry| {
-                let inner = inner.clone();
-                async move { inner.renew(&entry).await.map_err(DynamoFailure::of_repeated) }
-            });
+            let renewals = entries
+                .into_iter()
+                .map(|entry| async move { self.renew_one(&entry).await.map_err(DynamoFailure::of_repeated) });
             stream::iter(renewals).buffered(RENEWALS).try_collect().await
         })
     }
 
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
-        Box::pin(async move { self.0.finish(&entry, doubt).await.map_err(DynamoFailure::of_repeated) })
+        Box::pin(async move { self.end(&entry, doubt).await.map_err(DynamoFailure::of_repeated) })
     }
 
     fn trouble(&self) -> Option<String> {
-        self.0.link.trouble().map(|error| error.to_string())
+        self.link.trouble().map(|error| error.to_string())
     }
 }
 
@@ -84,15 +79,15 @@ enum Way<'a> {
     None { left: Duration },
 }
 
-impl DynamoTable {
-    async fn attempt(&self, attempt: &Attempt) -> Result<Tried, DynamoFailure> {
+impl DynamoStore {
+    async fn try_hold(&self, attempt: &Attempt) -> Result<Tried, DynamoFailure> {
         let entry = &*attempt.entry;
         let deadline = Instant::now() + entry.limit();
         loop {
             let (item, last) = self.read(&entry.name, deadline).await?;
             if let Some(held) = item.as_ref().and_then(|item| item.holders.get(&owner(&entry.id))) {
                 // An earlier attempt without an answer. The lease must last for a whole ttl from this one on.
-                return match (self.renew(entry).await?, held.token) {
+                return match (self.renew_one(entry).await?, held.token) {
                     (Renewed::Kept, Some(token)) => Ok(Tried::granted(token, None)),
                     (Renewed::Revoked, _) => Err(DynamoFailure::Refused(broken_at_grant())),
                     _ => Err(DynamoFailure::NOT_DONE),
@@ -172,7 +167,7 @@ impl DynamoTable {
         Ok((lock.transpose().map_err(DynamoFailure::Refused)?, last))
     }
 
-    async fn renew(&self, entry: &Entry) -> Result<Renewed, DynamoFailure> {
+    async fn renew_one(&self, entry: &Entry) -> Result<Renewed, DynamoFailure> {
         let deadline = Instant::now() + entry.limit();
         for _ in 0..RENEWALS_MAX {
             match self.write_renewal(entry, deadline).await {
@@ -191,7 +186,7 @@ impl DynamoTable {
         Err(DynamoFailure::IN_DOUBT)
     }
 
-    async fn finish(&self, entry: &Entry, doubt: bool) -> Result<End, DynamoFailure> {
+    async fn end(&self, entry: &Entry, doubt: bool) -> Result<End, DynamoFailure> {
         let deadline = Instant::now() + entry.limit();
         if doubt {
             self.skip_token(&entry.name, deadline).await?;

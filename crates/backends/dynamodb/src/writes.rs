@@ -16,7 +16,7 @@ use super::items::{
     Attributes, BREAK, Item, LockItem, READER_VERSION, READERS, SHARED, TOKEN, expires, observed_lease,
     owner, reader,
 };
-use super::store::DynamoTable;
+use super::store::DynamoStore;
 
 /// How a transaction ended that was to take a lock.
 pub(super) enum Taking {
@@ -71,7 +71,7 @@ impl Change {
     }
 }
 
-impl DynamoTable {
+impl DynamoStore {
     /// Takes a lock and its next token in one transaction. `seen`: the lock's item, if it has one, whose
     /// holders are gone or dead.
     pub(super) async fn take(

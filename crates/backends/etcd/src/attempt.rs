@@ -15,7 +15,7 @@ use super::connection::{EtcdFailure, NoLease};
 use super::layout::{key, kind, obstacles, permits};
 use super::leases::{EntryLease, RestingWait};
 use super::store::{
-    Inner, created_at, delete, owner, put_unchanged, ranges, read, sorted, unchanged, unreadable,
+    EtcdStore, created_at, delete, owner, put_unchanged, ranges, read, sorted, unchanged, unreadable,
 };
 use super::watcher::Watched;
 
@@ -27,8 +27,8 @@ const COUNTED: i64 = 100;
 /// So many waiters may hold and release within 100 ms, each after the other.
 const NEAR: u64 = 16;
 
-impl Inner {
-    pub(super) async fn attempt(&self, attempt: &Attempt) -> Result<Tried, EtcdFailure> {
+impl EtcdStore {
+    pub(super) async fn try_hold(&self, attempt: &Attempt) -> Result<Tried, EtcdFailure> {
         let entry = &*attempt.entry;
         let deadline = Instant::now() + entry.limit();
         let lease = match self.leases.of(&entry.id).or_else(|| self.leases.reuse(entry, BootInstant::now())) {

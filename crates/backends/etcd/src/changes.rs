@@ -1,10 +1,7 @@
 //! Messages about the keys of locks, for watches.
 
-use std::future::Future;
-use std::sync::Arc;
-
-use lockkeeper_backend::changes::ChangedLocks;
-use lockkeeper_backend::{BackendError, BackendErrorKind};
+use lockkeeper_backend::changes::{ChangedLocks, ReportsChanges};
+use lockkeeper_backend::{BackendError, BackendErrorKind, BoxFuture, LockInfo};
 use lockkeeper_core::LockName;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -13,17 +10,33 @@ use tonic::{Status, Streaming};
 use super::api::watch_request::RequestUnion;
 use super::api::{WatchCreateRequest, WatchRequest, WatchResponse};
 use super::connection::{EtcdFailure, failure};
-use super::store::Inner;
+use super::store::EtcdStore;
 
-/// Begins to follow the changes of the keys of the locks at and below `prefix`. The future that it returns
-/// ends with the stream of messages.
-pub(super) async fn follow(
-    inner: Arc<Inner>,
-    prefix: Option<LockName>,
-    changed: ChangedLocks,
-) -> Result<impl Future<Output = ()> + Send, BackendError> {
+impl ReportsChanges for EtcdStore {
+    fn follow<'a>(
+        &'a self,
+        changed: &'a ChangedLocks,
+    ) -> BoxFuture<'a, Result<BoxFuture<'a, ()>, BackendError>> {
+        Box::pin(follow(self, changed))
+    }
+
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
+        Box::pin(async move { self.lock_infos(prefix.as_ref()).await })
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
+        Box::pin(self.lock_info(name))
+    }
+}
+
+/// Begins to follow the changes of the keys of the watched locks. The inner future ends with the stream of
+/// messages.
+async fn follow<'a>(
+    store: &'a EtcdStore,
+    changed: &'a ChangedLocks,
+) -> Result<BoxFuture<'a, ()>, BackendError> {
     let (requests, receiver) = unbounded_channel();
-    let (key, range_end) = inner.layout.below(prefix.as_ref());
+    let (key, range_end) = store.layout.below(changed.prefix());
     let create = WatchCreateRequest { key, range_end, ..WatchCreateRequest::default() };
     // The receiver exists.
     let _ = requests.send(WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) });
@@ -34,7 +47,7 @@ pub(super) async fn follow(
             BackendError::new(BackendErrorKind::Unreachable, what)
         }
     };
-    let connection = inner.link.connection().await;
+    let connection = store.link.connection().await;
     let request = connection.request_with_leader(UnboundedReceiverStream::new(receiver));
     let begun = async {
         let mut messages = connection.watch().watch(request).await?.into_inner();
@@ -51,17 +64,17 @@ pub(super) async fn follow(
         connection.discard();
         refused(&status)
     })?;
-    Ok(async move {
+    Ok(Box::pin(async move {
         // The watch lasts as long as its sending side.
         let _requests = requests;
         while let Some(message) = next(&mut messages).await {
             for key in message.events.into_iter().filter_map(|event| event.kv) {
-                inner.layout.name_of(&key.key).into_iter().for_each(|name| changed.add(name));
+                store.layout.name_of(&key.key).into_iter().for_each(|name| changed.add(name));
             }
         }
         // Perhaps the member has no leader: the next watch begins at another one.
         connection.discard();
-    })
+    }))
 }
 
 /// The next message, unless the watch has ended.

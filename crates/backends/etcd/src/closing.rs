@@ -15,12 +15,12 @@ use super::api::{LeaseTimeToLiveRequest, TxnRequest};
 use super::connection::EtcdFailure;
 use super::layout::key;
 use super::leases::EntryLease;
-use super::store::{Inner, put_unchanged, ranges, read, state, unreadable};
+use super::store::{EtcdStore, put_unchanged, ranges, read, state, unreadable};
 
 /// A write of a key that meets other ones is tried again so often.
 const REWRITES_MAX: usize = 5;
 
-impl Inner {
+impl EtcdStore {
     /// Gives the key of an entry that holds the longer lease, if its lock is to stay closed after an expiry.
     pub(super) async fn prepare_closing(
         &self,

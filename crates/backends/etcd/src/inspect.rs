@@ -18,7 +18,7 @@ use super::api::{KeyValue, PutRequest, RangeRequest, RangeResponse, RequestOp, T
 use super::attempt::permit_of;
 use super::connection::EtcdFailure;
 use super::layout::{kind, obstacles, wake_key};
-use super::store::{Inner, created_at, delete, owner, sorted, unchanged};
+use super::store::{EtcdStore, created_at, delete, owner, sorted, unchanged};
 
 /// How many shared holders are counted; more are taken for waiters.
 const HOLDERS_COUNTED: i64 = 10_000;
@@ -33,7 +33,7 @@ const KEYS_MAX: usize = 100_000;
 /// How often a break is tried again if the hold's key changes meanwhile.
 const BREAKS_MAX: usize = 5;
 
-impl Inner {
+impl EtcdStore {
     async fn range(&self, range: RangeRequest) -> Result<RangeResponse, BackendError> {
         let deadline = Instant::now() + LIMIT;
         let call = self.link.call(deadline, range, |connection, request| {
@@ -59,7 +59,7 @@ impl Inner {
         }
     }
 
-    pub(super) async fn look(&self, name: LockName) -> Result<LockInfo, BackendError> {
+    pub(super) async fn lock_info(&self, name: LockName) -> Result<LockInfo, BackendError> {
         let folder = self.layout.folder(&name);
         let all = sorted(obstacles(&folder, Mode::Exclusive), SortOrder::Ascend);
         let found = self.range(RangeRequest { limit: 1 + WAITERS_SHOWN, ..all }).await?;
@@ -131,7 +131,7 @@ impl Inner {
         Ok(self.range(before).await?.kvs.len())
     }
 
-    pub(super) async fn list(&self, prefix: Option<&LockName>) -> Result<Vec<LockInfo>, BackendError> {
+    pub(super) async fn lock_infos(&self, prefix: Option<&LockName>) -> Result<Vec<LockInfo>, BackendError> {
         let (mut key, range_end) = self.layout.all();
         let mut locks: BTreeMap<LockName, Vec<KeyValue>> = BTreeMap::new();
         let mut count = 0;

@@ -17,7 +17,7 @@ mod watcher;
 
 use std::sync::Arc;
 
-use lockkeeper_backend::changes::watch_by_inspection;
+use lockkeeper_backend::changes::{ReportsChanges, watch_by_inspection};
 use lockkeeper_backend::io::{LeaseThread, SharedLeaseThread};
 use lockkeeper_backend::leased::{LeasedConn, Wakes};
 use lockkeeper_backend::{
@@ -32,7 +32,7 @@ use connection::Link;
 pub use layout::fuzz;
 use leases::Leases;
 use settings::Settings;
-use store::{EtcdStore, Inner};
+use store::EtcdStore;
 use watcher::KeyWatcher;
 
 /// The generated client.
@@ -69,14 +69,9 @@ async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     link.check().await?;
     let wakes = Wakes::default();
     let watcher = KeyWatcher::start(link.clone(), &client, wakes.clone(), &lease_thread);
-    let inner = Inner { link, layout: settings.layout, leases: Leases::default(), watcher, client };
+    let store = EtcdStore { link, layout: settings.layout, leases: Leases::default(), watcher, client };
     let capabilities = capabilities();
-    Ok(Arc::new(EtcdBackend {
-        store: Arc::new(EtcdStore(Arc::new(inner))),
-        wakes,
-        lease_thread,
-        capabilities,
-    }))
+    Ok(Arc::new(EtcdBackend { store: Arc::new(store), wakes, lease_thread, capabilities }))
 }
 
 struct EtcdBackend {
@@ -133,33 +128,22 @@ impl Backend for EtcdBackend {
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
-        Box::pin(async move { self.store.0.look(name).await })
+        self.store.inspect(name)
     }
 
     fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
-        Box::pin(async move { self.store.0.list(prefix.as_ref()).await })
+        self.store.list(prefix)
     }
 
     fn watch(&self, prefix: Option<LockName>) -> Result<Watch, BackendError> {
-        let (inner, listed, inspected) = (self.store.0.clone(), self.store.0.clone(), self.store.0.clone());
-        let below = prefix.clone();
-        Ok(watch_by_inspection(
-            &self.lease_thread,
-            prefix.clone(),
-            |changed| changes::follow(inner, prefix, changed),
-            Box::pin(async move { listed.list(below.as_ref()).await }),
-            move |name| {
-                let inner = inspected.clone();
-                Box::pin(async move { inner.look(name).await })
-            },
-        ))
+        Ok(watch_by_inspection(&self.lease_thread, self.store.clone(), prefix))
     }
 
     fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<TokenStatus, BackendError>> {
-        Box::pin(async move { self.store.0.check_token(&name, token).await })
+        Box::pin(async move { self.store.check_token(&name, token).await })
     }
 
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<'_, Result<Broken, BackendError>> {
-        Box::pin(async move { self.store.0.break_hold(&order).await })
+        Box::pin(async move { self.store.break_hold(&order).await })
     }
 }

@@ -26,9 +26,7 @@ use super::watcher::KeyWatcher;
 const READS_MAX: usize = 100;
 
 /// The keys of one client.
-pub(super) struct EtcdStore(pub(super) Arc<Inner>);
-
-pub(super) struct Inner {
+pub(super) struct EtcdStore {
     pub(super) link: Arc<Link>,
     pub(super) layout: Layout,
     pub(super) leases: Leases,
@@ -39,50 +37,55 @@ pub(super) struct Inner {
 
 impl Store for EtcdStore {
     fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
-        let inner = self.0.clone();
         Box::pin(async move {
-            match inner.attempt(&attempt).await {
+            match self.try_hold(&attempt).await {
                 Ok(tried) => Ok(tried),
                 Err(EtcdFailure::Silent(error)) => Err(error),
                 // The next attempt begins with another lease.
                 Err(EtcdFailure::Answered(NoLease)) => {
-                    inner.leases.remove(&attempt.entry.id);
+                    self.leases.remove(&attempt.entry.id);
                     Err(CallError::NOT_SENT)
                 }
-                Err(EtcdFailure::Refused(error)) => inner.refused(&attempt, error).await,
+                Err(EtcdFailure::Refused(error)) => self.refused(&attempt, error).await,
             }
         })
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
-        Box::pin(async move { self.0.renew(&entries).await.map_err(EtcdFailure::of_repeated) })
+        Box::pin(async move {
+            let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
+            let mut renewed = Vec::with_capacity(entries.len());
+            for entries in entries.chunks(READS_MAX) {
+                let some = self.renew_some(entries, Instant::now() + limit).await;
+                renewed.append(&mut some.map_err(EtcdFailure::of_repeated)?);
+            }
+            Ok(renewed)
+        })
     }
 
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
-        let inner = self.0.clone();
         Box::pin(async move {
-            inner.watcher.forget(&entry.id);
-            inner.finish(&entry, doubt).await.map_err(EtcdFailure::of_repeated)
+            self.watcher.forget(&entry.id);
+            self.end(&entry, doubt).await.map_err(EtcdFailure::of_repeated)
         })
     }
 
     fn set_value(&self, entry: Arc<Entry>, value: Arc<[u8]>) -> BoxFuture<'_, Result<Renewed, CallError>> {
-        let inner = self.0.clone();
         Box::pin(async move {
-            let Some(lease) = inner.leases.of(&entry.id) else { return Ok(Renewed::Gone) };
+            let Some(lease) = self.leases.of(&entry.id) else { return Ok(Renewed::Gone) };
             let deadline = Instant::now() + entry.limit();
             let change = |note: Note| note.revoked.is_none().then(|| note.with_value(&value));
-            let set = inner.rewrite(&entry, lease, None, change, deadline);
+            let set = self.rewrite(&entry, lease, None, change, deadline);
             set.await.map_err(EtcdFailure::of_repeated)
         })
     }
 
     fn trouble(&self) -> Option<String> {
-        self.0.link.trouble().map(|error| error.to_string())
+        self.link.trouble().map(|error| error.to_string())
     }
 }
 
-impl Inner {
+impl EtcdStore {
     /// Creates a lease.
     pub(super) async fn grant_lease(&self, ttl: Duration, deadline: Instant) -> Result<i64, EtcdFailure> {
         let asked = LeaseGrantRequest { ttl: seconds(ttl), id: 0 };
@@ -138,15 +141,6 @@ impl Inner {
             })
         });
         called.await
-    }
-
-    async fn renew(&self, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, EtcdFailure> {
-        let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
-        let mut renewed = Vec::with_capacity(entries.len());
-        for entries in entries.chunks(READS_MAX) {
-            renewed.append(&mut self.renew_some(entries, Instant::now() + limit).await?);
-        }
-        Ok(renewed)
     }
 
     /// Renews the leases of the entries whose keys exist and are not revoked.
@@ -205,7 +199,7 @@ impl Inner {
         Err(CallError { sent: true, ..CallError::refused(error) })
     }
 
-    async fn finish(&self, entry: &Entry, doubt: bool) -> Result<End, EtcdFailure> {
+    async fn end(&self, entry: &Entry, doubt: bool) -> Result<End, EtcdFailure> {
         let deadline = Instant::now() + entry.limit();
         let Some(lease) = self.leases.of_ending(entry, doubt, BootInstant::now()) else {
             return Ok(End::Gone);

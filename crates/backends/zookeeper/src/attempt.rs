@@ -1,6 +1,5 @@
 //! Attempts to hold: a node in the lock's queue, and what those before it mean for it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
@@ -17,7 +16,7 @@ use super::inspect::{SeenNode, read};
 use super::layout::Contender;
 use super::places::{Node, RestingWait};
 use super::session::{ZooKeeperFailure, by, by_if_exists};
-use super::store::{StoreInner, children, find, is_broken, observe, owner};
+use super::store::{ZooKeeperStore, children, find, is_broken, observe, owner};
 
 /// A waiter attempts again after this time, even if no message came.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -53,8 +52,8 @@ struct Queued {
     first: String,
 }
 
-impl StoreInner {
-    pub(super) async fn attempt(self: &Arc<Self>, attempt: &Attempt) -> Result<Tried, ZooKeeperFailure> {
+impl ZooKeeperStore {
+    pub(super) async fn try_hold(&self, attempt: &Attempt) -> Result<Tried, ZooKeeperFailure> {
         let entry = &*attempt.entry;
         let deadline = Instant::now() + entry.limit();
         let client = self.sessions.client(deadline).await?;
@@ -62,7 +61,7 @@ impl StoreInner {
         let Some((guid, known)) = self.places.begin(&entry.id, client.session_id()) else {
             return Err(ZooKeeperFailure::NOT_DONE);
         };
-        let mut orphan = SweepOrphan { inner: self, client: &client, entry, guid: &guid, is_settled: false };
+        let mut orphan = SweepOrphan { store: self, client: &client, entry, guid: &guid, is_settled: false };
         let was_known = known.is_some();
         let node = match known {
             Some(node) => node,
@@ -348,7 +347,7 @@ impl StoreInner {
 
 /// Sweeps when an attempt ends, in whichever way, after its request was ended.
 struct SweepOrphan<'a> {
-    inner: &'a Arc<StoreInner>,
+    store: &'a ZooKeeperStore,
     client: &'a Client,
     entry: &'a Entry,
     guid: &'a str,
@@ -358,15 +357,15 @@ struct SweepOrphan<'a> {
 impl SweepOrphan<'_> {
     /// The attempt has left no node.
     fn settle(&mut self) {
-        self.inner.places.take(&self.entry.id);
+        self.store.places.take(&self.entry.id);
         self.is_settled = true;
     }
 }
 
 impl Drop for SweepOrphan<'_> {
     fn drop(&mut self) {
-        if !self.is_settled && self.inner.places.guid_of(&self.entry.id).as_deref() != Some(self.guid) {
-            self.inner.sweep(self.client.clone(), self.entry, self.guid.to_owned());
+        if !self.is_settled && self.store.places.guid_of(&self.entry.id).as_deref() != Some(self.guid) {
+            self.store.sweep(self.client.clone(), self.entry, self.guid.to_owned());
         }
     }
 }

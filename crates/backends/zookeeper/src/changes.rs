@@ -1,28 +1,43 @@
 //! Messages about the nodes of all locks, for watches.
 
-use std::future::Future;
-use std::sync::Arc;
-
-use lockkeeper_backend::BackendError;
-use lockkeeper_backend::changes::ChangedLocks;
+use lockkeeper_backend::changes::{ChangedLocks, ReportsChanges};
+use lockkeeper_backend::{BackendError, BoxFuture, LockInfo};
+use lockkeeper_core::LockName;
 use tokio::time::Instant;
 use zookeeper_client::{AddWatchMode, EventType};
 
 use super::inspect::{Inspector, LIMIT};
 use super::session::by;
 
-/// Begins to follow the changes of all locks' nodes. The future that it returns ends with the connection:
-/// what happens until the next one is not reported.
-pub(super) async fn follow(
-    inspector: Arc<Inspector>,
-    changed: ChangedLocks,
-) -> Result<impl Future<Output = ()> + Send, BackendError> {
+impl ReportsChanges for Inspector {
+    fn follow<'a>(
+        &'a self,
+        changed: &'a ChangedLocks,
+    ) -> BoxFuture<'a, Result<BoxFuture<'a, ()>, BackendError>> {
+        Box::pin(follow(self, changed))
+    }
+
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
+        Box::pin(async move { self.lock_infos(prefix.as_ref()).await })
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
+        Box::pin(async move { self.lock_info(name).await.map_err(|failure| self.explained(failure)) })
+    }
+}
+
+/// Begins to follow the changes of all locks' nodes. The inner future ends with the connection: what happens
+/// until the next one is not reported.
+async fn follow<'a>(
+    inspector: &'a Inspector,
+    changed: &'a ChangedLocks,
+) -> Result<BoxFuture<'a, ()>, BackendError> {
     let explained = |failure| inspector.explained(failure);
     let deadline = Instant::now() + LIMIT;
     let client = inspector.sessions.client(deadline).await.map_err(explained)?;
     let watching = client.watch(inspector.layout.root(), AddWatchMode::PersistentRecursive);
     let mut watcher = by(deadline, watching).await.map_err(explained)?;
-    Ok(async move {
+    Ok(Box::pin(async move {
         // The session lasts as long as the watch.
         let _client = client;
         loop {
@@ -34,5 +49,5 @@ pub(super) async fn follow(
                 inspector.layout.name_of(folder).into_iter().for_each(|name| changed.add(name));
             }
         }
-    })
+    }))
 }

@@ -55,20 +55,16 @@ impl Inspector {
         }
     }
 
-    pub(super) async fn look(&self, name: LockName) -> Result<LockInfo, BackendError> {
-        self.look_inner(&name).await.map_err(|failure| self.explained(failure))
-    }
-
-    async fn look_inner(&self, name: &LockName) -> Result<LockInfo, ZooKeeperFailure> {
+    pub(super) async fn lock_info(&self, name: LockName) -> Result<LockInfo, ZooKeeperFailure> {
         let client = self.sessions.client(Instant::now() + LIMIT).await?;
-        let folder = self.layout.folder(name);
+        let folder = self.layout.folder(&name);
         let children = children(&client, &folder, Instant::now() + LIMIT).await?;
         let mut infos = described(&client, vec![(name.clone(), folder, children)]).await?;
-        Ok(infos.pop().unwrap_or_else(|| info(name.clone(), 0, 0, &[])))
+        Ok(infos.pop().unwrap_or_else(|| info(name, 0, 0, &[])))
     }
 
-    pub(super) async fn list(&self, prefix: Option<&LockName>) -> Result<Vec<LockInfo>, BackendError> {
-        let found = self.list_inner(prefix).await.map_err(|failure| self.explained(failure))?;
+    pub(super) async fn lock_infos(&self, prefix: Option<&LockName>) -> Result<Vec<LockInfo>, BackendError> {
+        let found = self.find_locks(prefix).await.map_err(|failure| self.explained(failure))?;
         found.ok_or_else(|| {
             let what = format!(
                 "there are more than {NODES_MAX} nodes to look at; look at one lock, or below a longer path"
@@ -78,7 +74,7 @@ impl Inspector {
     }
 
     /// `None` if there are too many nodes.
-    async fn list_inner(&self, prefix: Option<&LockName>) -> Result<Option<Vec<LockInfo>>, ZooKeeperFailure> {
+    async fn find_locks(&self, prefix: Option<&LockName>) -> Result<Option<Vec<LockInfo>>, ZooKeeperFailure> {
         let client = self.sessions.client(Instant::now() + LIMIT).await?;
         let root = self.layout.root();
         let mut count = 0;

@@ -15,7 +15,7 @@ mod store;
 
 use std::sync::Arc;
 
-use lockkeeper_backend::changes::watch_by_inspection;
+use lockkeeper_backend::changes::{ReportsChanges, watch_by_inspection};
 use lockkeeper_backend::io::{LeaseThread, SharedLeaseThread};
 use lockkeeper_backend::leased::{LeasedConn, Wake, Wakes};
 use lockkeeper_backend::{
@@ -26,7 +26,6 @@ use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
 use inspect::Inspector;
-use layout::NodeLayout;
 #[doc(hidden)]
 pub use layout::fuzz;
 use places::QueuePlaces;
@@ -53,20 +52,12 @@ async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let settings = Settings::parse(url)?;
     let lease_thread = WORKER.get("lockkeeper-zookeeper")?;
     let ensemble = Arc::new(Ensemble::connect(&settings, &lease_thread).await?);
-    let sessions = Arc::new(CurrentSession::new(ensemble.clone(), None, |_| {}));
-    let inspector = Arc::new(Inspector { sessions, layout: settings.layout.clone() });
-    Ok(Arc::new(ZooKeeperBackend {
-        ensemble,
-        layout: settings.layout,
-        inspector,
-        lease_thread,
-        capabilities: capabilities(),
-    }))
+    let sessions = Arc::new(CurrentSession::new(ensemble, None, |_| {}));
+    let inspector = Arc::new(Inspector { sessions, layout: settings.layout });
+    Ok(Arc::new(ZooKeeperBackend { inspector, lease_thread, capabilities: capabilities() }))
 }
 
 struct ZooKeeperBackend {
-    ensemble: Arc<Ensemble>,
-    layout: NodeLayout,
     inspector: Arc<Inspector>,
     lease_thread: LeaseThread,
     capabilities: Capabilities,
@@ -124,33 +115,22 @@ impl Backend for ZooKeeperBackend {
                 }
             }
         };
-        let sessions = Arc::new(CurrentSession::new(self.ensemble.clone(), spec.ttl, ended));
-        let store = ZooKeeperStore::new(sessions, self.layout.clone(), places, wakes.clone());
+        let Inspector { sessions, layout } = &*self.inspector;
+        let sessions = Arc::new(CurrentSession::new(sessions.ensemble.clone(), spec.ttl, ended));
+        let store = ZooKeeperStore { sessions, layout: layout.clone(), places, wakes: wakes.clone() };
         LeasedConn::new(Arc::new(store), wakes, spec, label, pushes)
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
-        Box::pin(async move { self.inspector.look(name).await })
+        self.inspector.inspect(name)
     }
 
     fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
-        Box::pin(async move { self.inspector.list(prefix.as_ref()).await })
+        self.inspector.list(prefix)
     }
 
     fn watch(&self, prefix: Option<LockName>) -> Result<Watch, BackendError> {
-        let (inspector, listed, inspected) =
-            (self.inspector.clone(), self.inspector.clone(), self.inspector.clone());
-        let below = prefix.clone();
-        Ok(watch_by_inspection(
-            &self.lease_thread,
-            prefix,
-            |changed| changes::follow(inspector, changed),
-            Box::pin(async move { listed.list(below.as_ref()).await }),
-            move |name| {
-                let inspector = inspected.clone();
-                Box::pin(async move { inspector.look(name).await })
-            },
-        ))
+        Ok(watch_by_inspection(&self.lease_thread, self.inspector.clone(), prefix))
     }
 
     fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<TokenStatus, BackendError>> {
@@ -158,8 +138,7 @@ impl Backend for ZooKeeperBackend {
     }
 
     fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
-        let ensemble = self.ensemble.clone();
-        Box::pin(async move { Ok(vec![ensemble.finding().await?]) })
+        Box::pin(async move { Ok(vec![self.inspector.sessions.ensemble.finding().await?]) })
     }
 
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<'_, Result<Broken, BackendError>> {

@@ -32,32 +32,16 @@ const CURATORS_REVOCATION: &[u8] = b"__REVOKE__";
 
 /// The entries of one session of this library, which has a session at the servers of its own.
 pub(super) struct ZooKeeperStore {
-    inner: Arc<StoreInner>,
-}
-
-pub(super) struct StoreInner {
     pub(super) sessions: Arc<CurrentSession>,
     pub(super) layout: NodeLayout,
     pub(super) places: Arc<QueuePlaces>,
     pub(super) wakes: Wakes,
 }
 
-impl ZooKeeperStore {
-    pub(super) fn new(
-        sessions: Arc<CurrentSession>,
-        layout: NodeLayout,
-        places: Arc<QueuePlaces>,
-        wakes: Wakes,
-    ) -> Self {
-        Self { inner: Arc::new(StoreInner { sessions, layout, places, wakes }) }
-    }
-}
-
 impl Store for ZooKeeperStore {
     fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
-        let inner = self.inner.clone();
         Box::pin(async move {
-            match inner.attempt(&attempt).await {
+            match self.try_hold(&attempt).await {
                 Ok(tried) => Ok(tried),
                 Err(ZooKeeperFailure::Silent(error)) => Err(error),
                 Err(ZooKeeperFailure::Answered(_)) => Err(CallError::IN_DOUBT),
@@ -67,25 +51,34 @@ impl Store for ZooKeeperStore {
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
-        Box::pin(async move { self.inner.renew(&entries).await.map_err(ZooKeeperFailure::of_repeated) })
+        Box::pin(async move {
+            let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
+            let Some(client) = self.sessions.current().await else {
+                return Ok(vec![Renewed::Gone; entries.len()]);
+            };
+            let mut renewed = Vec::with_capacity(entries.len());
+            for entries in entries.chunks(CHECKS_MAX) {
+                let some = self.renew_some(&client, entries, Instant::now() + limit).await;
+                renewed.append(&mut some.map_err(ZooKeeperFailure::of_repeated)?);
+            }
+            Ok(renewed)
+        })
     }
 
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
-        Box::pin(async move { self.inner.finish(&entry, doubt).await.map_err(ZooKeeperFailure::of_repeated) })
+        Box::pin(async move { self.end(&entry, doubt).await.map_err(ZooKeeperFailure::of_repeated) })
     }
 
     fn set_value(&self, entry: Arc<Entry>, value: Arc<[u8]>) -> BoxFuture<'_, Result<Renewed, CallError>> {
-        Box::pin(
-            async move { self.inner.set_value(&entry, &value).await.map_err(ZooKeeperFailure::of_repeated) },
-        )
+        Box::pin(async move { self.write_value(&entry, &value).await.map_err(ZooKeeperFailure::of_repeated) })
     }
 
     fn trouble(&self) -> Option<String> {
-        self.inner.sessions.trouble().map(|error| error.to_string())
+        self.sessions.trouble().map(|error| error.to_string())
     }
 }
 
-impl StoreInner {
+impl ZooKeeperStore {
     /// Deletes in the background what an attempt has left, or may still leave: other services let it expire,
     /// but here it lasts as long as the session.
     pub(super) fn sweep(&self, client: Client, entry: &Entry, guid: String) {
@@ -100,18 +93,6 @@ impl StoreInner {
                 }
             }
         });
-    }
-
-    async fn renew(&self, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, ZooKeeperFailure> {
-        let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
-        let Some(client) = self.sessions.current().await else {
-            return Ok(vec![Renewed::Gone; entries.len()]);
-        };
-        let mut renewed = Vec::with_capacity(entries.len());
-        for entries in entries.chunks(CHECKS_MAX) {
-            renewed.append(&mut self.renew_some(&client, entries, Instant::now() + limit).await?);
-        }
-        Ok(renewed)
     }
 
     /// Renews the session by a request that a majority confirms, since a server that is cut off from the
@@ -163,7 +144,7 @@ impl StoreInner {
         Ok(renewed)
     }
 
-    async fn set_value(&self, entry: &Entry, value: &[u8]) -> Result<Renewed, ZooKeeperFailure> {
+    async fn write_value(&self, entry: &Entry, value: &[u8]) -> Result<Renewed, ZooKeeperFailure> {
         let deadline = Instant::now() + entry.limit();
         let Some(client) = self.sessions.current().await else { return Ok(Renewed::Gone) };
         for _ in 0..WRITES_MAX {
@@ -188,7 +169,7 @@ impl StoreInner {
         Err(ZooKeeperFailure::IN_DOUBT)
     }
 
-    async fn finish(&self, entry: &Entry, doubt: bool) -> Result<End, ZooKeeperFailure> {
+    async fn end(&self, entry: &Entry, doubt: bool) -> Result<End, ZooKeeperFailure> {
         // Taken out first: an attempt that is still under way sees that, and sweeps what it creates.
         let Some(place) = self.places.end(&entry.id, doubt) else { return Ok(End::Gone) };
         // Without their session, nodes are gone or expire.

@@ -16,6 +16,8 @@ pub(crate) enum Fault {
     Cancelled([&'static str; 2]),
     /// DynamoDB executes it, and its answer is an internal error.
     AnswerLost,
+    /// What answers has more to send than anybody wants.
+    AnswerWithoutEnd,
 }
 
 /// The proxy, and the faults of the next requests: each of the next one with this operation.
@@ -71,6 +73,12 @@ async fn serve(
             let reasons = reasons.map(|code| format!(r#"{{"Code":"{code}"}}"#)).join(",");
             let more = format!(r#","CancellationReasons":[{reasons}]"#);
             answer(400, "TransactionCanceledException", &more)
+        }
+        Some(Fault::AnswerWithoutEnd) => {
+            client.write_all(b"HTTP/1.1 200 x\r\ncontent-type: application/x-amz-json-1.0\r\n\r\n").await?;
+            loop {
+                client.write_all(&[b' '; 1 << 16]).await?;
+            }
         }
         None | Some(Fault::AnswerLost) => {
             let executed = execute(&head, &body, port).await?;

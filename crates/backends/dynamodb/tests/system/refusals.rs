@@ -106,3 +106,14 @@ async fn missing_permission_is_an_error_at_once() {
     faulty.assert_all_happened();
     direct.mutex("x").try_acquire().await.unwrap().expect("it is free").release().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_without_an_end_are_cut_off() {
+    let server = start();
+    let (locks, _, faulty) = clients(&server, "").await;
+    // The SDK repeats the call.
+    faulty.fail("BatchGetItem", [Fault::AnswerWithoutEnd; 3]);
+    let error = locks.inspect("x").await.unwrap_err().to_string();
+    assert!(error.contains("length limit exceeded"), "{error}");
+    faulty.assert_all_happened();
+}

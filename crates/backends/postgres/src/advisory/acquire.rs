@@ -3,20 +3,15 @@
 use std::sync::Arc;
 
 use lockkeeper_backend::{Answer, BackendError, BackendErrorKind, CallError};
-use lockkeeper_core::{End, Mode};
+use lockkeeper_core::Mode;
 
-use super::Shared;
-use super::connection::unreadable;
-use super::hold::Hold;
+use super::hold::granted;
 use super::look;
 use super::note::{Badge, Note};
-use super::request::{AdvisoryRequest, Claim};
-use super::server::transaction_pooler;
-use super::sql::{Statements, Tried, is_holder};
+use super::request::{Acquired, AdvisoryRequest, Claim, left};
+use super::shared::Shared;
+use super::sql::{Statements, Tried, unreadable};
 use super::wait::wait;
-use crate::connect::NoAnswer;
-
-pub(super) type Acquired = Result<Answer, CallError>;
 
 /// An acquire in progress. If it is dropped without an answer (its runtime has ended), the acquire has
 /// failed.
@@ -37,7 +32,7 @@ pub(super) async fn acquire(shared: Arc<Shared>, unanswered: Unanswered) -> Acqu
         prepared = prepare(&shared, &request) => prepared.map(Some),
     };
     let answer = match prepared {
-        Ok(Some(claim)) => try_lock(claim).await,
+        Ok(Some(claim)) => try_lock(&shared, claim).await,
         Ok(None) => left(),
         Err(error) => failed(error),
     };
@@ -46,7 +41,7 @@ pub(super) async fn acquire(shared: Arc<Shared>, unanswered: Unanswered) -> Acqu
 }
 
 /// Gets a connection, and builds the request's statements.
-async fn prepare(shared: &Arc<Shared>, request: &Arc<AdvisoryRequest>) -> Result<Claim, BackendError> {
+async fn prepare(shared: &Shared, request: &Arc<AdvisoryRequest>) -> Result<Claim, BackendError> {
     let acquire = &request.acquire;
     let key = shared.key_of(request.name()).await?;
     let used = shared.pool.alone().await?;
@@ -64,10 +59,10 @@ async fn prepare(shared: &Arc<Shared>, request: &Arc<AdvisoryRequest>) -> Result
         badge: Badge::new(&used.id, &request.label),
         direct: used.direct,
     };
-    Ok(Claim { shared: shared.clone(), request: request.clone(), used, says, note, left: None })
+    Ok(Claim { queries: shared.queries.clone(), request: request.clone(), used, says, note, left: None })
 }
 
-async fn try_lock(mut claim: Claim) -> Acquired {
+async fn try_lock(shared: &Shared, mut claim: Claim) -> Acquired {
     let left_behind = claim.used.left();
     if !claim.request.begin(left_behind.clone()) {
         return left();
@@ -80,13 +75,13 @@ async fn try_lock(mut claim: Claim) -> Acquired {
     };
     let Some(tried) = Tried::read(&rows) else { return claim.refused(unreadable(doing)) };
     if tried.held || tried.before {
-        return granted(claim, &tried);
+        return granted(shared, claim, &tried);
     }
     if let Some(refused) = claim.is_foreign(&tried) {
         return claim.refused(refused);
     }
     match claim.request.acquire.wait {
-        true => wait(claim).await,
+        true => wait(shared, claim).await,
         false => busy(claim).await,
     }
 }
@@ -104,44 +99,6 @@ async fn busy(claim: Claim) -> Acquired {
     }
 }
 
-/// Called when a try or a wait has got the lock, or has found that its server process had it before.
-pub(super) fn granted(mut claim: Claim, tried: &Tried) -> Acquired {
-    if tried.before || claim.is_foreign(tried).is_some() {
-        // Behind a transaction pooler, the server process keeps the lock while it serves other clients. The
-        // claim's drop terminates it.
-        claim.left = Some(is_holder(tried.pid, claim.says.key));
-        return Ok(Answer::Refused(transaction_pooler().into()));
-    }
-    if claim.says.common.tokens && tried.token.is_none() {
-        return claim.refused(unreadable("draw a token"));
-    }
-    Ok(Hold::begin(claim, tried))
-}
-
-impl Claim {
-    /// Detects a transaction pooler: the answer came from a server process other than the connection's own.
-    pub(super) fn is_foreign(&self, tried: &Tried) -> Option<BackendError> {
-        (self.used.process.pid != tried.pid).then(|| transaction_pooler().into())
-    }
-
-    /// Handles a statement without a usable answer. The connection is not used again.
-    pub(super) fn unanswered(self, none: NoAnswer, doing: &str) -> Acquired {
-        match none {
-            NoAnswer::Refused(_) => self.refused(none.explained(doing)),
-            NoAnswer::Ended(_) => Err(CallError { sent: true, ..CallError::refused(none.explained(doing)) }),
-            NoAnswer::Silent(_) => {
-                tracing::debug!("{}", none.explained(doing));
-                Err(CallError::IN_DOUBT)
-            }
-        }
-    }
-
-    pub(super) fn refused(self, error: BackendError) -> Acquired {
-        self.close();
-        Ok(Answer::Refused(error))
-    }
-}
-
 fn failed(error: BackendError) -> Acquired {
     match error.kind {
         BackendErrorKind::Unreachable => {
@@ -150,9 +107,4 @@ fn failed(error: BackendError) -> Acquired {
         }
         _ => Ok(Answer::Refused(error)),
     }
-}
-
-/// The outcome of an abandoned acquire; no caller waits for it.
-pub(super) fn left() -> Acquired {
-    Ok(Answer::Finished(End::Left))
 }

@@ -4,16 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use lockkeeper_backend::io::Connect;
-use lockkeeper_backend::{BackendError, BackendErrorKind, BoxFuture};
+use lockkeeper_backend::io::{Connect, LeaseThread};
+use lockkeeper_backend::{BackendError, BackendErrorKind, BoxFuture, Unsupported};
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::{Notification, SimpleQueryRow};
 
-use super::monitor::Monitor;
 use super::note::{Contact, IDLE, is_worn, random};
-use super::server::transaction_pooler;
-use super::sql::{Common, is_process, prepare_session};
+use super::sql::{Common, is_process, prepare_session, unreadable};
 use crate::connect::{Connection, Connector, NoAnswer};
 
 /// A connection that can hold a lock.
@@ -55,12 +53,15 @@ impl LockConnection {
     }
 }
 
+/// Is called with the id of a [`LockConnection`] that has ended, and the reason.
+pub(super) type OnEnd = Arc<dyn Fn(&str, &str) + Send + Sync>;
+
 /// Opens connections that can hold a lock.
 #[derive(Clone)]
 pub(super) struct LockConnector {
     pub(super) connector: Connector,
     pub(super) common: Common,
-    pub(super) monitor: Arc<Monitor>,
+    pub(super) on_end: OnEnd,
     /// The interval of signs of life on each connection.
     pub(super) keepalive: Duration,
     /// The server processes of all connections.
@@ -96,8 +97,8 @@ impl LockConnector {
             connection.ask(&self.common.prepare()).await.map_err(|none| none.explained(doing))?;
         }
         let id = random()?;
-        let (monitor, ended) = (self.monitor.clone(), connection.ended().clone());
-        let report = EndReport { monitor, id: id.clone(), connection: Arc::downgrade(&connection) };
+        let (on_end, ended) = (self.on_end.clone(), connection.ended().clone());
+        let report = EndReport { on_end, id: id.clone(), connection: Arc::downgrade(&connection) };
         let keepalive = self.keepalive;
         tokio::spawn(async move {
             while timeout(keepalive, ended.cancelled()).await.is_err() {
@@ -120,9 +121,9 @@ impl LockConnector {
     }
 }
 
-/// Reports the end of a connection to the monitor on drop, which happens also when the runtime ends.
+/// Reports the end of a connection on drop, which happens also when the runtime ends.
 struct EndReport {
-    monitor: Arc<Monitor>,
+    on_end: OnEnd,
     id: String,
     connection: Weak<Connection>,
 }
@@ -132,10 +133,14 @@ impl Drop for EndReport {
         // If the connection was dropped, its user closed it: nothing to report.
         if let Some(connection) = self.connection.upgrade() {
             let why = connection.why_ended().unwrap_or_else(|| "its runtime has ended".to_owned());
-            self.monitor.connection_ended(&self.id, &why);
+            (self.on_end)(&self.id, &why);
         }
     }
 }
+
+/// How long a terminated process may take to exit, and the interval of checks.
+const END_WITHIN: Duration = Duration::from_secs(5);
+const END_LOOK: Duration = Duration::from_millis(5);
 
 /// The query connection, on the lease thread: it never holds a lock, listens for breaks, and is reopened when
 /// it has ended.
@@ -153,6 +158,11 @@ impl QueryConnection {
         notices: UnboundedSender<Notification>,
     ) -> Self {
         Self { connector, contact, notices, connection: tokio::sync::Mutex::default() }
+    }
+
+    /// The thread that the connection belongs to.
+    pub(super) fn lease_thread(&self) -> &LeaseThread {
+        self.connector.lease_thread()
     }
 
     /// Runs statements that are safe to execute twice, and returns their rows. If the connection has ended,
@@ -196,6 +206,27 @@ impl QueryConnection {
         Ok(opened)
     }
 
+    /// Terminates the server processes that match a condition on `pg_stat_activity`, and waits until they are
+    /// gone.
+    pub(super) async fn end_process(&self, which: &str) -> Result<(), BackendError> {
+        let doing = "end a server process";
+        // Behind a transaction pooler this may terminate the process that executes it; `ask` then reconnects
+        // and repeats it.
+        let end = format!(
+            "select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity where {which}"
+        );
+        let since = Instant::now();
+        while !self.ask(&end, doing).await?.is_empty() {
+            if since.elapsed() > END_WITHIN {
+                let what =
+                    format!("the server was told to {doing}, but it was still there {END_WITHIN:?} later");
+                return Err(BackendError::new(BackendErrorKind::Operator, what));
+            }
+            sleep(END_LOOK).await;
+        }
+        Ok(())
+    }
+
     /// Closes the connection, unless it was replaced by another one.
     pub(super) async fn close(&self, connection: &Arc<Connection>) {
         let mut kept = self.connection.lock().await;
@@ -209,8 +240,13 @@ impl QueryConnection {
 /// hundred acquires. So the pool keeps as many connections as were in use at once within this time.
 pub(super) const IDLE_FOR: Duration = Duration::from_secs(60);
 
-/// The error for an unreadable answer.
-pub(super) fn unreadable(doing: &str) -> BackendError {
-    let what = format!("the server's answer can't be read when asked to {doing}; is it PostgreSQL?");
-    BackendError::new(BackendErrorKind::Operator, what)
+/// The error for `lock=session` through a transaction pooler.
+pub(super) fn transaction_pooler() -> Unsupported {
+    Unsupported {
+        backend: "postgres",
+        what: "hold a session's locks here",
+        why: "a transaction pooler lies between (PgBouncer with pool_mode=transaction or statement, or its like): it hands the \
+              server's session to somebody else after every statement, and the lock with it",
+        instead: "use `lock=row`, or connect to the server itself; for work in one transaction of your own, `lock_in_transaction`",
+    }
 }

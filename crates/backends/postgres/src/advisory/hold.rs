@@ -3,90 +3,57 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_backend::{Answer, CallError, Granted, LossCause, Push};
-use lockkeeper_core::{End, Token};
+use lockkeeper_backend::{Answer, CallError};
+use lockkeeper_core::End;
 use tokio::time::timeout;
 
-use super::Shared;
-use super::monitor::Watched;
-use super::note::Revocation;
-use super::request::{AdvisoryRequest, Claim, Stage, terminate};
-use super::server::answer_within;
-use super::sql::{Tried, is_holder};
+use super::connection::transaction_pooler;
+use super::monitor::{Watched, answer_within};
+use super::request::{Acquired, AdvisoryRequest, Claim, Hold, Stage, TERMINATED_WITHIN, terminate};
+use super::shared::Shared;
+use super::sql::{Tried, is_holder, unreadable};
 
 /// Time limit of a statement on a connection of another runtime, which may have stalled.
 const ELSEWHERE: Duration = Duration::from_secs(1);
 /// How long an abandoned acquire may take to end by itself.
 const ABANDON_WITHIN: Duration = Duration::from_secs(2);
-/// How long a call waits for the end of a server process that it terminates.
-pub(super) const TERMINATED_WITHIN: Duration = Duration::from_secs(5);
 
-/// A granted request.
-pub(super) struct Hold {
-    claim: Claim,
-    token: Option<Token>,
-    /// The monitor's number of this hold.
-    number: u64,
-}
-
-impl Hold {
-    /// Registers the hold, and returns the answer to its acquire.
-    pub(super) fn begin(claim: Claim, tried: &Tried) -> Answer {
-        let (shared, request, id) = (claim.shared.clone(), claim.request.clone(), claim.used.id.clone());
-        let connection = claim.used.connection.clone();
-        let watched = Watched {
-            connection: id.clone(),
-            pid: claim.used.process.pid,
-            began: claim.used.process.began.clone(),
-            key: claim.says.key,
-            shared: claim.says.shared,
-            token: tried.token,
-            request: request.clone(),
-        };
-        let hold = Self { claim, token: tried.token, number: shared.monitor.number() };
-        let (granted, number) = (hold.granted(), hold.number);
-        request.hold(hold);
-        shared.monitor.watch(number, watched);
-        if connection.is_ended() {
-            // The connection's end may have been reported before the hold was watched.
-            shared.monitor.connection_ended(&id, "its connection has ended");
-        }
-        Answer::Granted(granted)
+/// Called when a try or a wait has got the lock, or has found that its server process had it before.
+pub(super) fn granted(shared: &Shared, mut claim: Claim, tried: &Tried) -> Acquired {
+    if tried.before || claim.is_foreign(tried).is_some() {
+        // Behind a transaction pooler, the server process keeps the lock while it serves other clients. The
+        // claim's drop terminates it.
+        claim.left = Some(is_holder(tried.pid, claim.says.key));
+        return Ok(Answer::Refused(transaction_pooler().into()));
     }
-
-    pub(super) fn granted(&self) -> Granted {
-        Granted { token: self.token, permits: Vec::new() }
+    if claim.says.common.tokens && tried.token.is_none() {
+        return claim.refused(unreadable("draw a token"));
     }
+    Ok(begin(shared, claim, tried))
 }
 
-/// Handles the loss of a hold: closes its connection, and terminates its server process if that still exists.
-pub(super) fn lose(request: &AdvisoryRequest, why: &str) {
-    let Some(hold) = request.take_hold(Stage::Over(End::Gone)) else { return };
-    tracing::warn!(
-        name = request.name().as_str(),
-        why,
-        "the connection that held a lock is lost; the server may have freed the lock earlier"
-    );
-    request.push(Push::HoldLost { seq: request.seq, cause: LossCause::Disconnected, why: Some(why.into()) });
-    drop(hold);
-}
-
-/// Handles a break: notifies the holder, and shows the break in the connection's note. Runs on the lease
-/// thread.
-pub(super) fn revoke(request: &AdvisoryRequest, revocation: Revocation) {
-    let revoked = request.with_hold(|hold| {
-        let Claim { note, says, used, .. } = &mut hold.claim;
-        let is_first = note.revoked.is_none();
-        note.revoked = Some(revocation);
-        is_first.then(|| (used.connection.clone(), says.verify(note)))
-    });
-    let Some((connection, show)) = revoked.flatten() else { return };
-    request.push(Push::Revoked { seq: request.seq, notice: None });
-    tokio::spawn(async move {
-        if let Err(none) = connection.ask(&show).await {
-            tracing::debug!("{}", none.explained("show a break"));
-        }
-    });
+/// Registers the hold, and returns the answer to its acquire.
+fn begin(shared: &Shared, claim: Claim, tried: &Tried) -> Answer {
+    let (request, id) = (claim.request.clone(), claim.used.id.clone());
+    let connection = claim.used.connection.clone();
+    let watched = Watched {
+        connection: id.clone(),
+        pid: claim.used.process.pid,
+        began: claim.used.process.began.clone(),
+        key: claim.says.key,
+        shared: claim.says.shared,
+        token: tried.token,
+        request: request.clone(),
+    };
+    let hold = Hold { claim, token: tried.token, number: shared.monitor.number() };
+    let (granted, number) = (hold.granted(), hold.number);
+    request.hold(hold);
+    shared.monitor.watch(number, watched);
+    if connection.is_ended() {
+        // The connection's end may have been reported before the hold was watched.
+        shared.monitor.connection_ended(&id, "its connection has ended");
+    }
+    Answer::Granted(granted)
 }
 
 /// Asks the server whether the lock is still held (P7-a). The statement runs on the hold's own connection,
@@ -152,7 +119,7 @@ pub(super) async fn finish(shared: Arc<Shared>, request: Arc<AdvisoryRequest>) -
 /// more, since it is over, or finds its server process terminated.
 async fn abandon(shared: &Shared, request: &AdvisoryRequest, left: Option<String>) -> Result<End, CallError> {
     let Some(left) = left else { return Ok(End::Left) };
-    match timeout(TERMINATED_WITHIN, terminate(shared, request, &left)).await {
+    match timeout(TERMINATED_WITHIN, terminate(&shared.queries, request, &left)).await {
         Ok(true) => Ok(End::Left),
         _ => Err(CallError::IN_DOUBT),
     }

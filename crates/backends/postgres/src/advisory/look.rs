@@ -11,10 +11,10 @@ use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use postgres_protocol::escape::escape_literal;
 use tokio_postgres::SimpleQueryRow;
 
-use super::Shared;
-use super::connection::{QueryConnection, unreadable};
+use super::connection::QueryConnection;
 use super::note::{Contact, Held, Letter, Note, Revocation};
-use super::sql::{IN_THIS_DATABASE, is_locked};
+use super::shared::Shared;
+use super::sql::{IN_THIS_DATABASE, is_locked, unreadable};
 use crate::keys::{AdvisoryKey, PgKey};
 
 /// Maximum number of waiters listed.
@@ -23,10 +23,9 @@ const WAITERS_SHOWN: usize = 100;
 const LETTER_TEXT_BYTES: usize = 1000;
 /// The first version with the start of a wait (`pg_locks.waitstart`).
 const WAITSTART_SINCE: u32 = 140_000;
-/// How long a terminated process may take to exit, and the interval of checks.
-const END_WITHIN: Duration = Duration::from_secs(5);
+/// How long a break waits for a holder that does not listen, as after the loss of its query connection, and
+/// the interval of checks.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// How long a break waits for a holder that does not listen, as after the loss of its query connection.
 const LISTENS_WITHIN: Duration = Duration::from_secs(5);
 
 /// A row of `pg_locks`, joined with `pg_stat_activity`.
@@ -226,7 +225,7 @@ pub(super) async fn break_hold(shared: &Shared, order: BreakOrder) -> Result<Bro
         "ends the server process that holds a lock"
     );
     let which = format!("pid = {} and {}", holder.pid, Held::is_worn(order.token.get()));
-    end_process(&shared.queries, &which).await?;
+    shared.queries.end_process(&which).await?;
     Ok(Broken::Done)
 }
 
@@ -269,23 +268,4 @@ fn letter(order: &BreakOrder, key: &str) -> String {
     };
     let revocation = Revocation { token: order.token.get(), reason: cut(&order.reason), by: cut(&order.by) };
     serde_json::to_string(&Letter { key: key.to_owned(), revocation }).unwrap_or_default()
-}
-
-/// Terminates the server processes that match a condition on `pg_stat_activity`, and waits until they are
-/// gone.
-pub(super) async fn end_process(queries: &QueryConnection, which: &str) -> Result<(), BackendError> {
-    let doing = "end a server process";
-    // Behind a transaction pooler this may terminate the process that executes it; `queries` then reconnects
-    // and repeats it.
-    let end =
-        format!("select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity where {which}");
-    let since = tokio::time::Instant::now();
-    while !queries.ask(&end, doing).await?.is_empty() {
-        if since.elapsed() > END_WITHIN {
-            let what = format!("the server was told to {doing}, but it was still there {END_WITHIN:?} later");
-            return Err(BackendError::new(BackendErrorKind::Operator, what));
-        }
-        tokio::time::sleep(LOOK_AGAIN).await;
-    }
-    Ok(())
 }

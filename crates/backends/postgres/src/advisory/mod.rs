@@ -3,20 +3,32 @@
 //! The server holds the queue and the lock, and ends a hold with its connection. There is no ttl and no
 //! table, and only tokens need setup. User documentation: `docs/backends/postgres-session.md`.
 //!
+//! Each file uses only files above it:
+//!
+//! | file | content |
+//! | --- | --- |
+//! | `note`, `sql` | what connections show to others, as comments and names; the statements, and what their rows mean |
+//! | `connection` | the connections for locks and the query connection; they know of no request |
+//! | `request` | one acquire and its hold: the state that its calls share |
+//! | `monitor` | detects losses, receives breaks |
+//! | `shared` | what all sessions of a client share |
+//! | `server`, `look` | checks of the server and its settings; inspection and breaks |
+//! | `hold`, `wait`, `acquire` | a grant and what becomes of it; a place in the server's queue; one try |
+//! | `session` | turns the library's calls into requests |
+//!
 //! - A request takes a connection from a pool, on its caller's runtime (`connection`, `acquire`): one
-//!   statement tries the lock, draws the token, and shows the owner (`sql`, `note`). If the lock is not free,
-//!   the request waits in the server's queue (`wait`). A grant becomes a `Hold` (`hold`).
-//! - `session` turns the library's calls into requests. A request's acquire, its release and its loss may run
-//!   on different threads at the same time; the request's stage (`request`) determines which of them takes
-//!   effect.
+//!   statement tries the lock, draws the token, and shows the owner (`sql`, `note`). If the lock is not
+//!   free, the request waits in the server's queue (`wait`). A grant becomes a `Hold` (`hold`).
+//! - A request's acquire, its release and its loss may run on different threads at the same time; the
+//!   request's stage (`request`) determines which of them takes effect.
 //! - A connection returns to the pool only if it certainly holds nothing. In any doubt it is closed, never
 //!   reused (DistributedLock issue 147), and its server process is terminated by a statement on the query
 //!   connection.
-//! - The query connection belongs to the lease thread. On it the monitor (`monitor`) probes all holds of the
-//!   client with one query, and listens for breaks; so a caller's runtime that stalls misses neither a loss
-//!   nor a break. If a caller's runtime ends, its connections end, and so do the holds on them.
-//! - `look` inspects and breaks; `server` checks the server and finds poolers. Only the simple protocol is
-//!   used, one message per round trip, so that any pooler in session mode works.
+//! - The query connection belongs to the lease thread. On it the monitor (`monitor`) probes all holds of
+//!   the client with one query, and listens for breaks; so a caller's runtime that stalls misses neither a
+//!   loss nor a break. If a caller's runtime ends, its connections end, and so do the holds on them.
+//! - Only the simple protocol is used, one message per round trip, so that any pooler in session mode
+//!   works.
 
 mod acquire;
 mod connection;
@@ -27,6 +39,7 @@ mod note;
 mod request;
 mod server;
 mod session;
+mod shared;
 mod sql;
 mod wait;
 
@@ -35,22 +48,22 @@ use std::time::Duration;
 
 use lockkeeper_backend::io::{LeaseThread, Pool, PoolLimits};
 use lockkeeper_backend::{
-    Backend, BackendError, BackendErrorKind, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError,
-    Fencing, Finding, LockInfo, Promise, Promises, Push, Reach, Spec, Url,
+    Backend, BackendError, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError, Fencing, Finding,
+    LockInfo, Promise, Promises, Push, Reach, Spec, Url,
 };
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 
 use super::connect::Connector;
-use super::keys::{self, AdvisoryKey, PgKey};
+use super::keys;
 use super::settings::{Settings, duration};
-use connection::{IDLE_FOR, LockConnector, QueryConnection, unreadable};
+use connection::{IDLE_FOR, LockConnector, QueryConnection};
 use monitor::Monitor;
 use note::Contact;
 pub(super) use server::{gives_tokens, is_held_and_fences};
 use session::AdvisoryConn;
-use sql::Common;
+use shared::Shared;
 pub(super) use sql::draw_in_transaction;
 
 /// Default of `?connections=`: the maximum of connections that hold or wait at once.
@@ -63,24 +76,6 @@ const PROBES: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 /// Default of `?keepalive=`: the interval at which each connection that holds or waits sends something. Below
 /// the idle timeouts that proxies have in practice (HAProxy's examples: 30 s to 1 min; Azure: 4 min).
 const KEEPALIVE: Duration = Duration::from_secs(10);
-
-/// State shared by all sessions of a client.
-struct Shared {
-    key: PgKey,
-    keepalive: Duration,
-    probe: Duration,
-    timeout: Duration,
-    connections: usize,
-    common: Common,
-    fencing: Fencing,
-    contact: Contact,
-    pool: Pool<LockConnector>,
-    queries: Arc<QueryConnection>,
-    monitor: Arc<Monitor>,
-    lease_thread: LeaseThread,
-    /// Stops the monitor.
-    _stop: DropGuard,
-}
 
 struct Advisory {
     capabilities: Capabilities,
@@ -107,8 +102,11 @@ pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     let queries = Arc::new(QueryConnection::new(connector.clone(), contact.clone(), notices_in));
     queries.connection().await?;
     let monitor = Arc::new(Monitor::new(queries.clone(), probe));
-    let lock_connector =
-        LockConnector { connector, common, monitor: monitor.clone(), keepalive, taken: Arc::default() };
+    let on_end = {
+        let monitor = monitor.clone();
+        Arc::new(move |id: &str, why: &str| monitor.connection_ended(id, why))
+    };
+    let lock_connector = LockConnector { connector, common, on_end, keepalive, taken: Arc::default() };
     let limits = PoolLimits { shared_each: 0, total: connections, idle: IDLE_FOR };
     let pool = Pool::new(lock_connector, limits, &lease_thread);
     let stop = CancellationToken::new();
@@ -124,10 +122,9 @@ pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
         pool,
         queries,
         monitor: monitor.clone(),
-        lease_thread,
         _stop: stop.clone().drop_guard(),
     });
-    shared.lease_thread.run(Box::pin(async move {
+    lease_thread.run(Box::pin(async move {
         tokio::select! {
             () = stop.cancelled() => {}
             () = monitor.run() => {}
@@ -197,68 +194,36 @@ fn capabilities(fencing: Fencing) -> Capabilities {
     }
 }
 
-impl Shared {
-    /// The advisory lock key of a name.
-    async fn key_of(&self, name: &LockName) -> Result<AdvisoryKey, BackendError> {
-        let Some(expression) = self.key.server_side(name.as_str()) else {
-            let refused =
-                |error: keys::KeyError| BackendError::new(BackendErrorKind::Refused, error.to_string());
-            return self.key.key(name.as_str()).map_err(refused);
-        };
-        let doing = "make a key of a name";
-        let rows = self.queries.ask(&format!("select {expression}"), doing).await?;
-        let number = rows.first().and_then(|row| row.get(0)?.parse().ok());
-        number.map(AdvisoryKey::Number).ok_or_else(|| unreadable(doing))
-    }
-}
-
-impl Advisory {
-    fn with_shared<T, F>(
-        &self,
-        work: impl FnOnce(Arc<Shared>) -> F,
-    ) -> BoxFuture<'static, Result<T, BackendError>>
-    where
-        F: Future<Output = Result<T, BackendError>> + Send + 'static,
-        T: Send + 'static,
-    {
-        Box::pin(work(self.shared.clone()))
-    }
-}
-
 impl Backend for Advisory {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
 
     fn lease_thread(&self) -> Option<LeaseThread> {
-        Some(self.shared.lease_thread.clone())
+        Some(self.shared.queries.lease_thread().clone())
     }
 
     fn session(&self, _spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
         Arc::new(AdvisoryConn::new(self.shared.clone(), label, pushes))
     }
 
-    fn inspect(&self, name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
-        self.with_shared(|shared| async move { look::inspect(&shared, name).await })
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
+        Box::pin(look::inspect(&self.shared, name))
     }
 
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
-        self.with_shared(|shared| async move { look::list(&shared, prefix).await })
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
+        Box::pin(look::list(&self.shared, prefix))
     }
 
-    fn check_token(
-        &self,
-        name: LockName,
-        token: Token,
-    ) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
-        self.with_shared(move |shared| async move { look::check_token(&shared, name, token.get()).await })
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<TokenStatus, BackendError>> {
+        Box::pin(look::check_token(&self.shared, name, token.get()))
     }
 
-    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'static, Result<Broken, BackendError>> {
-        self.with_shared(|shared| async move { look::break_hold(&shared, order).await })
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'_, Result<Broken, BackendError>> {
+        Box::pin(look::break_hold(&self.shared, order))
     }
 
-    fn findings(&self) -> BoxFuture<'static, Result<Vec<Finding>, BackendError>> {
-        self.with_shared(|shared| async move { server::findings(&shared).await })
+    fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
+        Box::pin(server::findings(&self.shared))
     }
 }

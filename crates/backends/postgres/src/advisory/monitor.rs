@@ -17,10 +17,8 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_postgres::{Notification, SimpleQueryRow};
 
 use super::connection::QueryConnection;
-use super::hold;
 use super::note::{Contact, Letter};
 use super::request::AdvisoryRequest;
-use super::server::answer_within;
 use super::sql::{BEGAN, IN_THIS_DATABASE, mode};
 use crate::connect::{Connection, NoAnswer};
 use crate::keys::AdvisoryKey;
@@ -88,7 +86,7 @@ impl Monitor {
     pub(super) fn lose(&self, number: u64, why: &str) {
         let lost = self.holds().by_number.remove(&number);
         if let Some(lost) = lost {
-            hold::lose(&lost.request, why);
+            lost.request.lose(why);
         }
     }
 
@@ -106,7 +104,7 @@ impl Monitor {
     pub(super) async fn receive(&self, contact: &Contact, mut notices: UnboundedReceiver<Notification>) {
         while let Some(notice) = notices.recv().await {
             if let Some((request, letter)) = self.broken_by(&notice, contact) {
-                hold::revoke(&request, letter.revocation);
+                request.revoke(letter.revocation);
             }
         }
     }
@@ -242,4 +240,9 @@ fn held_of(holds: &[(u64, &Watched)]) -> String {
         array(&|_, watched| in_pg_locks(watched).2.to_string()),
         array(&|_, watched| mode(watched.shared).to_owned()),
     )
+}
+
+/// Time limit for the answer to a probe; after it the connection counts as lost.
+pub(super) fn answer_within(probe: Duration) -> Duration {
+    probe.max(Duration::from_secs(1))
 }

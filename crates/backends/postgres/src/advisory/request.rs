@@ -4,28 +4,29 @@
 //! elsewhere, also while that runtime stalls or ends. All of them read and change the stage, atomically, so
 //! that only one of them takes a hold.
 
-use std::sync::{Arc, OnceLock};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_backend::io::Used;
-use lockkeeper_backend::{AcquireRequest, Answer, CallError, Push};
-use lockkeeper_core::{End, LockName, Seq};
+use lockkeeper_backend::{AcquireRequest, Answer, BackendError, CallError, Granted, LossCause, Push};
+use lockkeeper_core::{End, LockName, Seq, Token};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::connection::LockConnector;
-use super::hold::Hold;
-use super::note::Note;
-use super::session::AdvisoryRequests;
-use super::sql::Statements;
-use super::{Shared, look};
+use super::connection::{LockConnector, QueryConnection, transaction_pooler};
+use super::note::{Note, Revocation};
+use super::sql::{Statements, Tried};
+use crate::connect::NoAnswer;
 
 /// How long to retry the termination of an orphaned server process. After that time the server's own TCP
 /// keep-alives have ended it (`prepare_session`).
 const TERMINATE_FOR: Duration = Duration::from_secs(60);
 const TERMINATE_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// How long a call waits for the end of a server process that it terminates.
+pub(super) const TERMINATED_WITHIN: Duration = Duration::from_secs(5);
 
 pub(super) struct AdvisoryRequest {
     pub(super) seq: Seq,
@@ -152,6 +153,37 @@ impl AdvisoryRequest {
         done
     }
 
+    /// Handles the loss of a hold: closes its connection, and terminates its server process if that still
+    /// exists.
+    pub(super) fn lose(&self, why: &str) {
+        let Some(hold) = self.take_hold(Stage::Over(End::Gone)) else { return };
+        tracing::warn!(
+            name = self.name().as_str(),
+            why,
+            "the connection that held a lock is lost; the server may have freed the lock earlier"
+        );
+        self.push(Push::HoldLost { seq: self.seq, cause: LossCause::Disconnected, why: Some(why.into()) });
+        drop(hold);
+    }
+
+    /// Handles a break: notifies the holder, and shows the break in the connection's note. Runs on the lease
+    /// thread.
+    pub(super) fn revoke(&self, revocation: Revocation) {
+        let revoked = self.with_hold(|hold| {
+            let Claim { note, says, used, .. } = &mut hold.claim;
+            let is_first = note.revoked.is_none();
+            note.revoked = Some(revocation);
+            is_first.then(|| (used.connection.clone(), says.verify(note)))
+        });
+        let Some((connection, show)) = revoked.flatten() else { return };
+        self.push(Push::Revoked { seq: self.seq, notice: None });
+        tokio::spawn(async move {
+            if let Err(none) = connection.ask(&show).await {
+                tracing::debug!("{}", none.explained("show a break"));
+            }
+        });
+    }
+
     /// Sets the end of a request that holds nothing any more. Does nothing if the request holds, or if its
     /// end is set.
     pub(super) fn end(&self, end: End) {
@@ -183,10 +215,24 @@ impl AdvisoryRequest {
     }
 }
 
+/// A granted request.
+pub(super) struct Hold {
+    pub(super) claim: Claim,
+    pub(super) token: Option<Token>,
+    /// The monitor's number of this hold.
+    pub(super) number: u64,
+}
+
+impl Hold {
+    pub(super) fn granted(&self) -> Granted {
+        Granted { token: self.token, permits: Vec::new() }
+    }
+}
+
 /// The connection of a request. On drop its server process is terminated, unless the request has returned or
 /// closed it.
 pub(super) struct Claim {
-    pub(super) shared: Arc<Shared>,
+    pub(super) queries: Arc<QueryConnection>,
     pub(super) request: Arc<AdvisoryRequest>,
     pub(super) used: Used<LockConnector>,
     pub(super) says: Statements,
@@ -206,6 +252,28 @@ impl Claim {
         self.left = None;
         self.used.discard();
     }
+
+    /// Detects a transaction pooler: the answer came from a server process other than the connection's own.
+    pub(super) fn is_foreign(&self, tried: &Tried) -> Option<BackendError> {
+        (self.used.process.pid != tried.pid).then(|| transaction_pooler().into())
+    }
+
+    /// Handles a statement without a usable answer. The connection is not used again.
+    pub(super) fn unanswered(self, none: NoAnswer, doing: &str) -> Acquired {
+        match none {
+            NoAnswer::Refused(_) => self.refused(none.explained(doing)),
+            NoAnswer::Ended(_) => Err(CallError { sent: true, ..CallError::refused(none.explained(doing)) }),
+            NoAnswer::Silent(_) => {
+                tracing::debug!("{}", none.explained(doing));
+                Err(CallError::IN_DOUBT)
+            }
+        }
+    }
+
+    pub(super) fn refused(self, error: BackendError) -> Acquired {
+        self.close();
+        Ok(Answer::Refused(error))
+    }
 }
 
 impl Drop for Claim {
@@ -213,9 +281,9 @@ impl Drop for Claim {
         let Some(left) = self.left.take() else { return };
         self.used.discard();
         self.request.in_doubt();
-        let (shared, request) = (self.shared.clone(), self.request.clone());
-        self.shared.lease_thread.run(Box::pin(async move {
-            let known = terminate(&shared, &request, &left).await;
+        let (queries, request) = (self.queries.clone(), self.request.clone());
+        self.queries.lease_thread().run(Box::pin(async move {
+            let known = terminate(&queries, &request, &left).await;
             // If the process could not be checked, it may still hold: the outcome is `Gone`.
             request.end(if known { End::Released } else { End::Gone });
         }));
@@ -224,12 +292,12 @@ impl Drop for Claim {
 
 /// Terminates an orphaned server process, which could take hours to detect the dead connection by itself.
 /// Returns whether the process has certainly ended.
-pub(super) async fn terminate(shared: &Shared, request: &AdvisoryRequest, which: &str) -> bool {
+pub(super) async fn terminate(queries: &QueryConnection, request: &AdvisoryRequest, which: &str) -> bool {
     let name = request.name().as_str();
     let (mut pause, most) = TERMINATE_PAUSES;
     let since = Instant::now();
     while since.elapsed() < TERMINATE_FOR {
-        match look::end_process(&shared.queries, &format!("({which}) and usename = current_user")).await {
+        match queries.end_process(&format!("({which}) and usename = current_user")).await {
             Ok(()) => return true,
             Err(error) => tracing::debug!(name, "what is left of a request: {error}"),
         }
@@ -242,4 +310,34 @@ pub(super) async fn terminate(shared: &Shared, request: &AdvisoryRequest, which:
          when its own keep-alives fail"
     );
     false
+}
+
+/// Result of an acquire.
+pub(super) type Acquired = Result<Answer, CallError>;
+
+/// The outcome of an abandoned acquire; no caller waits for it.
+pub(super) fn left() -> Acquired {
+    Ok(Answer::Finished(End::Left))
+}
+
+/// The requests of a session that hold or wait, or may have left something at the server.
+#[derive(Default)]
+pub(super) struct AdvisoryRequests(Mutex<BTreeMap<Seq, Arc<AdvisoryRequest>>>);
+
+impl AdvisoryRequests {
+    pub(super) fn by_seq(&self) -> MutexGuard<'_, BTreeMap<Seq, Arc<AdvisoryRequest>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes this request, but no later one with the same seq.
+    pub(super) fn remove(&self, over: &AdvisoryRequest) {
+        let mut requests = self.by_seq();
+        if requests.get(&over.seq).is_some_and(|request| std::ptr::eq(Arc::as_ptr(request), over)) {
+            requests.remove(&over.seq);
+        }
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<AdvisoryRequest>> {
+        self.by_seq().values().cloned().collect()
+    }
 }

@@ -2,15 +2,15 @@
 //! settings.
 
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
 
 use lockkeeper_backend::{BackendError, BackendErrorKind, ConnectError, Fencing, Finding, Unsupported};
 use tokio_postgres::SimpleQueryRow;
 
-use super::Shared;
-use super::connection::unreadable;
+use super::connection::transaction_pooler;
+use super::monitor::answer_within;
 use super::note::{IDLE, random};
-use super::sql::{Common, KNOWS_LOG, is_held};
+use super::shared::Shared;
+use super::sql::{Common, KNOWS_LOG, is_held, unreadable};
 use crate::connect::{Connection, Connector};
 use crate::keys::AdvisoryKey;
 
@@ -167,17 +167,6 @@ fn no_exclusion() -> Unsupported {
     }
 }
 
-/// The error for `lock=session` through a transaction pooler.
-pub(super) fn transaction_pooler() -> Unsupported {
-    Unsupported {
-        backend: "postgres",
-        what: "hold a session's locks here",
-        why: "a transaction pooler lies between (PgBouncer with pool_mode=transaction or statement, or its like): it hands the \
-              server's session to somebody else after every statement, and the lock with it",
-        instead: "use `lock=row`, or connect to the server itself; for work in one transaction of your own, `lock_in_transaction`",
-    }
-}
-
 /// Reports what the server's settings mean for its locks.
 pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendError> {
     let doing = "show its settings";
@@ -281,9 +270,4 @@ async fn in_between(shared: &Shared) -> Result<Option<String>, BackendError> {
         format!("a proxy, or an address translation, lies between: {named} is {host}:{port} to the server")
     };
     Ok((!is_named).then(found))
-}
-
-/// Time limit for the answer to a probe; after it the connection counts as lost.
-pub(super) fn answer_within(probe: Duration) -> Duration {
-    probe.max(Duration::from_secs(1))
 }

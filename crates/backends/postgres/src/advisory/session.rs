@@ -1,44 +1,21 @@
 //! One session of the library: maps its calls to requests.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use lockkeeper_backend::{AcquireRequest, Answer, Call, CallError, Conn, Push, Responder};
 use lockkeeper_core::{End, Seq};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::Shared;
 use super::acquire::{Unanswered, acquire};
 use super::hold::{finish, verify};
-use super::request::AdvisoryRequest;
+use super::request::{AdvisoryRequest, AdvisoryRequests};
+use super::shared::Shared;
 
 pub(super) struct AdvisoryConn {
     shared: Arc<Shared>,
     label: Arc<str>,
     pushes: UnboundedSender<Push>,
     requests: Arc<AdvisoryRequests>,
-}
-
-/// The requests of a session that hold or wait, or may have left something at the server.
-#[derive(Default)]
-pub(super) struct AdvisoryRequests(Mutex<BTreeMap<Seq, Arc<AdvisoryRequest>>>);
-
-impl AdvisoryRequests {
-    fn by_seq(&self) -> MutexGuard<'_, BTreeMap<Seq, Arc<AdvisoryRequest>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Removes this request, but no later one with the same seq.
-    pub(super) fn remove(&self, over: &AdvisoryRequest) {
-        let mut requests = self.by_seq();
-        if requests.get(&over.seq).is_some_and(|request| std::ptr::eq(Arc::as_ptr(request), over)) {
-            requests.remove(&over.seq);
-        }
-    }
-
-    fn all(&self) -> Vec<Arc<AdvisoryRequest>> {
-        self.by_seq().values().cloned().collect()
-    }
 }
 
 impl AdvisoryConn {
@@ -113,7 +90,7 @@ impl Drop for AdvisoryConn {
     fn drop(&mut self) {
         for request in std::mem::take(&mut *self.requests.by_seq()).into_values() {
             let shared = self.shared.clone();
-            self.shared.lease_thread.run(Box::pin(async move {
+            self.shared.queries.lease_thread().run(Box::pin(async move {
                 let _ = finish(shared, request).await;
             }));
         }

@@ -5,11 +5,12 @@
 //! to the server process itself prepares it once ([`Common::prepare`]), and executes it with each request's
 //! own comment before it.
 
+use lockkeeper_backend::{BackendError, BackendErrorKind};
+use lockkeeper_core::Token;
 use tokio_postgres::SimpleQueryRow;
 
 use super::note::{Badge, IDLE, Note, Words};
 use crate::keys::AdvisoryKey;
-use lockkeeper_core::Token;
 
 /// SQL expression: draws a token.
 const TOKEN: &str = "pg_catalog.nextval('lockkeeper.token')";
@@ -269,4 +270,10 @@ pub(super) fn prepare_session(version: u32) -> String {
          case when pg_catalog.current_setting('synchronous_commit') = 'off' \
          then pg_catalog.set_config('synchronous_commit', 'local', false) end"
     )
+}
+
+/// The error for an unreadable answer.
+pub(super) fn unreadable(doing: &str) -> BackendError {
+    let what = format!("the server's answer can't be read when asked to {doing}; is it PostgreSQL?");
+    BackendError::new(BackendErrorKind::Operator, what)
 }

@@ -6,19 +6,18 @@ use std::time::Duration;
 use lockkeeper_backend::Push;
 use tokio::time::timeout;
 
-use super::acquire::{Acquired, granted, left};
-use super::connection::unreadable;
-use super::hold::TERMINATED_WITHIN;
+use super::hold::granted;
 use super::look;
-use super::request::{Claim, terminate};
-use super::sql::Tried;
+use super::request::{Acquired, Claim, TERMINATED_WITHIN, left, terminate};
+use super::shared::Shared;
+use super::sql::{Tried, unreadable};
 use crate::connect::NoAnswer;
 
 /// How long a cancelled wait may take to end.
 const CANCEL_WITHIN: Duration = Duration::from_secs(1);
 
 /// Waits for the lock until it is granted, or the request is released or abandoned.
-pub(super) async fn wait(claim: Claim) -> Acquired {
+pub(super) async fn wait(shared: &Shared, claim: Claim) -> Acquired {
     let doing = "wait for a lock";
     let (connection, request) = (claim.used.connection.clone(), claim.request.clone());
     let look = look::statement(claim.says.common.version, Some(claim.says.key));
@@ -44,7 +43,7 @@ pub(super) async fn wait(claim: Claim) -> Acquired {
         () = request.over.cancelled() => return abandon(claim, waiting).await,
     };
     match Tried::read(&rows) {
-        Some(tried) => granted(claim, &tried),
+        Some(tried) => granted(shared, claim, &tried),
         None => claim.refused(unreadable(doing)),
     }
 }
@@ -62,7 +61,7 @@ async fn abandon<T>(claim: Claim, waiting: impl Future<Output = Result<T, NoAnsw
         true => connection.ask("select pg_catalog.pg_advisory_unlock_all()").await.is_ok(),
         false => {
             let left = claim.used.left();
-            let terminated = terminate(&claim.shared, &claim.request, &left);
+            let terminated = terminate(&claim.queries, &claim.request, &left);
             timeout(TERMINATED_WITHIN, terminated).await.unwrap_or(false)
         }
     };

@@ -207,31 +207,25 @@ impl Backend for RowBackend {
         LeasedConn::new(self.store.clone(), self.wakes.clone(), spec, label, pushes)
     }
 
-    fn inspect(&self, name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
-        let store = self.store.clone();
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
         Box::pin(async move {
-            let rows = store.ask(&LOOK, &[&name.as_str(), &false, &WAITERS_SHOWN], "look at a lock").await?;
+            let rows =
+                self.store.ask(&LOOK, &[&name.as_str(), &false, &WAITERS_SHOWN], "look at a lock").await?;
             Ok(looked(&rows)?.pop().unwrap_or_else(|| unused(name)))
         })
     }
 
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
-        let store = self.store.clone();
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
         Box::pin(async move {
             let prefix = prefix.as_ref().map(LockName::as_str);
-            looked(&store.ask(&LOOK, &[&prefix, &true, &WAITERS_SHOWN], "list locks").await?)
+            looked(&self.store.ask(&LOOK, &[&prefix, &true, &WAITERS_SHOWN], "list locks").await?)
         })
     }
 
-    fn check_token(
-        &self,
-        name: LockName,
-        token: Token,
-    ) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
-        let store = self.store.clone();
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<TokenStatus, BackendError>> {
         Box::pin(async move {
             let params: Params<'_> = &[&name.as_str(), &as_bigint(token)];
-            let rows = store.ask(&CHECK_TOKEN, params, "check a token").await?;
+            let rows = self.store.ask(&CHECK_TOKEN, params, "check a token").await?;
             let issued: bool = column(rows.first(), 0)?;
             let live = tokens(rows.first(), 1)?;
             Ok(match live.contains(&token) {
@@ -242,8 +236,7 @@ impl Backend for RowBackend {
         })
     }
 
-    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'static, Result<Broken, BackendError>> {
-        let store = self.store.clone();
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'_, Result<Broken, BackendError>> {
         Box::pin(async move {
             for (field, said) in [("reason", &order.reason), ("by", &order.by)] {
                 if said.len() > limits::LABEL_BYTES_MAX {
@@ -253,18 +246,17 @@ impl Backend for RowBackend {
             let (reason, by) = (text(&order.reason), text(&order.by));
             let params: Params<'_> =
                 &[&order.name.as_str(), &as_bigint(order.token), &reason, &by, &order.now];
-            broken(&store.ask(&BREAK, params, "break a hold").await?)
+            broken(&self.store.ask(&BREAK, params, "break a hold").await?)
         })
     }
 
-    fn findings(&self) -> BoxFuture<'static, Result<Vec<Finding>, BackendError>> {
+    fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
         self.listen();
-        let store = self.store.clone();
         Box::pin(async move {
-            let rows = store.ask(&SETTINGS, &[], "read the settings").await?;
-            let mut listening = store.listening.clone();
+            let rows = self.store.ask(&SETTINGS, &[], "read the settings").await?;
+            let mut listening = self.store.listening.clone();
             let known = listening.wait_for(|listening| listening.hearing != Hearing::Unknown);
-            let known = tokio::time::timeout(store.limit, known).await;
+            let known = tokio::time::timeout(self.store.limit, known).await;
             let hearing = known.ok().and_then(Result::ok).map_or(Hearing::Unknown, |known| known.hearing);
             findings::of(&rows, hearing)
         })

@@ -25,7 +25,7 @@ async fn a_client_with_a_clock_a_day_off_excludes_and_is_excluded() {
         let shim = Shim::new(folder.path());
         shim.set(Number::AheadSec, off);
         let mut wrong = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "postgres_row::clocks::the_process_with_the_wrong_clock", "--nocapture"])
+            .args(["--exact", "row::clocks::the_process_with_the_wrong_clock", "--nocapture"])
             .env(HOLD, rows(&server.url()))
             .envs(shim.environment())
             .stdin(Stdio::piped())

@@ -23,7 +23,7 @@ struct Victim {
 impl Victim {
     fn start(url: &str, task: &str) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "postgres::crash::the_process_that_is_killed", "--nocapture"])
+            .args(["--exact", "session::crash::the_process_that_is_killed", "--nocapture"])
             .env(ORDER, format!("{url} {task}"))
             .stdout(Stdio::piped())
             .spawn()
