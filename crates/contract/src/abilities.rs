@@ -152,7 +152,7 @@ async fn waits(subject: &impl Subject) -> bool {
     let (one, two) = pair(subject).await;
     let name = "abilities/wait";
     let held = one.mutex(name).acquire().await.unwrap();
-    let waiting = start_waiting(two.mutex(name), &one, name).await;
+    let waiting = start_waiting(two.mutex(name)).await;
     held.release().await.unwrap();
     waiting.await.unwrap().is_ok()
 }

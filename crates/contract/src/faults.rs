@@ -60,10 +60,7 @@ async fn refused_for_a_while(
     let name = format!("faults/{}", refusal.code.to_ascii_lowercase());
     let held = holds.mutex(&name).ttl(60 * SECOND).acquire().await.unwrap();
     // Only a request that was told its place stays in the queue when it is refused.
-    let (queued_in, mut queued) = tokio::sync::mpsc::unbounded_channel();
-    let lock = waits.mutex(&name).ttl(60 * SECOND).on_queued(move |_| queued_in.send(()).unwrap());
-    let waiting = tokio::spawn(async move { lock.acquire().await });
-    queued.recv().await.unwrap();
+    let waiting = start_waiting(waits.mutex(&name).ttl(60 * SECOND)).await;
     late.list(None).await.unwrap();
     subject.refuse(refusal);
     until(&format!("the refusal in an error: {refusal:?}"), async || {
@@ -103,7 +100,7 @@ async fn idle_connections_are_cut(subject: &impl Subject) {
     let faults = subject.faults().expect("a network");
     let (holds, waits) = (subject.client("rests").await, subject.client("queues").await);
     let held = holds.mutex("faults/idle").ttl(6 * SECOND).acquire().await.unwrap();
-    let waiting = start_waiting(waits.mutex("faults/idle").ttl(6 * SECOND), &holds, "faults/idle").await;
+    let waiting = start_waiting(waits.mutex("faults/idle").ttl(6 * SECOND)).await;
     let before = held.valid_until().unwrap();
     faults.cut_idle(SECOND / 4);
     until("idle connections are cut, and the hold is renewed", async || {

@@ -72,12 +72,12 @@ async fn exclusive_holds_are_excluded_and_wait_in_turn(subject: &impl Subject) {
     let name = "permits/alone";
     let alone = one.mutex(name).acquire().await.unwrap();
     assert!(two.semaphore(name, 2).try_acquire().await.unwrap().is_none());
-    let waiting = start_waiting(two.semaphore(name, 2), &one, name).await;
+    let waiting = start_waiting(two.semaphore(name, 2)).await;
     alone.release().await.unwrap();
     let first = waiting.await.unwrap().unwrap();
     let second = one.semaphore(name, 2).acquire().await.unwrap();
     assert!(one.mutex(name).try_acquire().await.unwrap().is_none());
-    let waiting = start_waiting(one.mutex(name), &two, name).await;
+    let waiting = start_waiting(one.mutex(name)).await;
     first.release().await.unwrap();
     if one.capabilities().fair {
         // It would overtake the exclusive waiter.

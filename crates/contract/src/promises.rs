@@ -241,7 +241,7 @@ async fn p7_retries(subject: &impl Subject) -> bool {
     }
     let held = while_time_passes(subject, locks.mutex(name).acquire()).await.unwrap();
     for _ in 0..4 {
-        let abandoned = start_waiting(locks.mutex(name), &locks, name).await;
+        let abandoned = start_waiting(locks.mutex(name)).await;
         abandoned.abort();
         until_waiting(&locks, name, 0).await;
     }
@@ -299,7 +299,7 @@ async fn p9_stall(subject: &impl Subject) -> bool {
         let name = format!("promises/p9/{number}");
         holders.push(locks.mutex(&*name).acquire().await.unwrap());
         let waits = subject.client(&format!("waits for {number}")).await.mutex(&*name);
-        waiters.push(start_waiting(waits, &locks, &name).await);
+        waiters.push(start_waiting(waits).await);
     }
     // A waiter's silence counts from the end of a look that gets no answer: it begins up to 5 s into the
     // stall, and takes 5 s. With the ttl of 30 s, that is 40 s.

@@ -134,19 +134,19 @@ pub async fn until_waiting(locks: &Locks, name: &str, count: usize) {
     .await;
 }
 
-/// Starts to acquire a lock that is held. Returns once the request waits: it was told so, or it is shown as
-/// the only waiter, as a lock service has waiters that it does not show, or does not tell them.
-pub async fn start_waiting(lock: Lock, locks: &Locks, name: &str) -> JoinHandle<Result<Guard, AcquireError>> {
+/// Starts to acquire a lock that is held. Returns once the client knows that its request waits: a request that the
+/// service has, and whose answer the client has not, is in doubt and may end (P12).
+///
+/// # Panics
+/// If the request ends instead, or is not told its place within 30 s.
+pub async fn start_waiting(lock: Lock) -> JoinHandle<Result<Guard, AcquireError>> {
     let (told_in, mut told) = tokio::sync::mpsc::unbounded_channel();
     let lock = lock.on_queued(move |position| {
         // Fails once the test has gone on.
         let _ = told_in.send(position);
     });
     let acquiring = tokio::spawn(async move { lock.acquire().await });
-    until(&format!("a waiter of {name}"), async || {
-        let waits = told.try_recv().is_ok() || locks.inspect(name).await.unwrap().waiter_count == 1;
-        waits.then_some(())
-    })
-    .await;
+    let waits = tokio::time::timeout(Duration::from_secs(30), told.recv()).await;
+    waits.expect("a place in the queue within 30 s").expect("the request waits");
     acquiring
 }
