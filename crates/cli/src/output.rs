@@ -45,7 +45,8 @@ pub fn line(text: impl AsRef<str>) -> Result<(), Failure> {
     page(printable(text.as_ref()))
 }
 
-/// As [`line()`], of a text that contains no text of others, and may have several lines and colours.
+/// Like [`line()`], but prints the text unescaped: it may have several lines and colours. Not for text from
+/// other clients.
 ///
 /// # Errors
 /// As [`line()`].
@@ -130,7 +131,7 @@ fn waiter_json(waiter: &WaiterInfo) -> Value {
     })
 }
 
-/// A client: its own label, and who the service knows it to be.
+/// A client: the label that it chose, and the identity that the service authenticated.
 #[must_use]
 pub fn client(label: &str, identity: &str) -> String {
     if identity.is_empty() { label.to_owned() } else { format!("{label} ({identity})") }

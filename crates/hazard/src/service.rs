@@ -1,8 +1,8 @@
-//! Our own lock service: the production table, and around it a model of a leader's timers
-//! (`crates/replica/src/deadlines.rs`), under virtual time: an open and keep-alives move a session's
-//! deadline, nothing else does.
+//! Our own lock service under virtual time: the production table, and a model of a leader's timers
+//! (`crates/replica/src/deadlines.rs`). A session's deadline moves when the session is opened, with each
+//! keep-alive, and, with a `linger`, when the system closes the client's connection.
 //!
-//! One node is enough: how several agree on the table's commands changes nothing for clients.
+//! One node is enough: replication does not change what clients observe.
 
 use std::collections::BTreeMap;
 
@@ -30,11 +30,11 @@ pub(crate) struct LockService {
     opened: BTreeMap<Client, (u8, SessionId)>,
     /// The live sessions.
     leases: BTreeMap<SessionId, Lease>,
-    /// Acquires that wait: whose call is to be answered.
+    /// The client and the call to answer for each waiting acquire.
     waiting: BTreeMap<(SessionId, Seq), (Client, CallId)>,
-    /// When each closed hold opens.
+    /// The time at which each closed hold opens, in milliseconds.
     closed: BTreeMap<Token, u64>,
-    /// Whose hold each token is of, also after its end.
+    /// The client to which each token was granted; kept after the hold has ended.
     holders: BTreeMap<Token, Client>,
 }
 
@@ -95,8 +95,8 @@ impl LockService {
             Reply::Finished(end) => Answer::Finished(end),
             Reply::Done => Answer::Closed,
             Reply::SessionGone => Answer::SessionGone,
-            // The requests of a play break no rule and reach no limit, so nothing else is replied: the tests
-            // find a program that never ends.
+            // Other replies can't occur: the requests of a story break no rule and reach no limit. If one
+            // did, its caller would wait forever, which the tests detect.
             _ => return,
         };
         out.push(Sent::to(client, Event::Answered { call, answer }));
@@ -174,7 +174,7 @@ impl LockService {
         let expired: Vec<(SessionId, Client)> = expired.map(|(id, lease)| (*id, lease.client)).collect();
         for &(session, client) in &expired {
             let _gone = self.table.apply_whole(Command::ExpireSession { session }, &mut effects);
-            // A leader sends it on the session's stream.
+            // A real leader sends this message on the session's stream.
             out.push(Sent::to(client, Event::Pushed(Push::Lost(LossCause::SessionEnded))));
         }
         let open: Vec<Token> =
@@ -204,7 +204,7 @@ impl LockService {
                         Answer::Granted(Granted { token: Some(grant.token), permits: grant.permits });
                     out.push(Sent::to(client, Event::Answered { call, answer }));
                 }
-                // Nobody breaks a hold, and no wait has a limit.
+                // Can't occur: no story breaks a hold or limits a wait.
                 Effect::Revoked { .. } | Effect::Ended { .. } => {}
             }
         }

@@ -1,4 +1,5 @@
-//! Limits on numbers, such as of connections or streams: a total, and a part of it for one holder.
+//! Limits on the number of resources in use, such as connections or streams: a limit in total, and a lower
+//! one for each holder.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -6,7 +7,7 @@ use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Counts the places in use, in total and by holder.
+/// Counts the resources in use, in total and by holder. A *place* is the right to use one of them.
 #[derive(Debug)]
 pub struct Places<K: Eq + Hash> {
     most: usize,
@@ -17,42 +18,42 @@ pub struct Places<K: Eq + Hash> {
 #[derive(Debug)]
 struct PlaceCounts<K> {
     all: usize,
-    /// Has only holders of a place, so it is no larger than `all`.
+    /// Contains only holders with a place, so it is never larger than `all`.
     by_holder: HashMap<K, usize>,
 }
 
-/// One place, free again once this is dropped.
+/// One place in use; dropping this value frees the place.
 #[derive(Debug)]
 pub struct TakenPlace<K: Eq + Hash> {
     places: Arc<Places<K>>,
     holder: Option<K>,
 }
 
-/// There is no place left: how many there may be, of this holder or in all.
+/// No place is free. Contains the limit that is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NoPlace {
-    /// The holder has as many as one may have.
+    /// The holder has reached the limit of a holder.
     OfHolder(usize),
-    /// As many are in use as there are.
+    /// The total limit is reached.
     InAll(usize),
 }
 
 impl<K: Eq + Hash + Clone> Places<K> {
-    /// Allows `most` at once, and half of them to one holder.
+    /// Allows `most` places in total, and half of them to one holder.
     pub fn new(most: usize) -> Arc<Self> {
         Self::with_share(most, most.div_ceil(2))
     }
 
-    /// Allows `most` at once, and `of_holder_most` to one holder.
+    /// Allows `most` places in total, and `of_holder_most` to one holder.
     pub fn with_share(most: usize, of_holder_most: usize) -> Arc<Self> {
         let open = Mutex::new(PlaceCounts { all: 0, by_holder: HashMap::new() });
         Arc::new(Self { most, of_holder_most, open })
     }
 
-    /// Takes a place; `None`: for a holder that is unknown, so that only all places together are limited.
+    /// Takes a place. With `None`, for an unknown holder, only the total limit applies.
     ///
     /// # Errors
-    /// There is none.
+    /// No place is free.
     pub fn take(self: &Arc<Self>, holder: Option<K>) -> Result<TakenPlace<K>, NoPlace> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.all >= self.most {

@@ -51,7 +51,8 @@ pub struct Restore {
     pub tokens_above: Option<u64>,
     /// A file of an audit trail, which gets a record.
     pub audit: Option<PathBuf>,
-    /// Who restores, for the record: the command runs without a node, which would know who its caller is.
+    /// The author of the restore, for the audit record. The command must supply it: no node is running that
+    /// would have authenticated the caller.
     pub by: String,
     /// The present time.
     pub now: SystemTime,

@@ -39,8 +39,9 @@ pub enum Request {
         /// The command itself.
         command: Command,
     },
-    /// A command or an `open` that the client may not make, or not now. It gets `refused`, unless it repeats
-    /// one that was taken before: that gets its answer (P7).
+    /// A command or an `open` that the client is not permitted to send, or not now. It is answered with
+    /// `refused`, unless it repeats a request that was accepted before: then it gets the answer to that
+    /// request (P7).
     Denied {
         /// The request itself.
         request: Box<Request>,
@@ -58,7 +59,7 @@ pub struct Open {
     pub ttl_ms: u64,
     /// How long its holds stay closed if the session expires.
     pub lock_delay_ms: u64,
-    /// The session's lifetime after its client closed the stream; 0 is off.
+    /// The session's lifetime after its client closed the stream; 0: `linger` is off.
     pub linger_ms: u64,
     /// A description for people.
     pub label: String,
@@ -67,8 +68,8 @@ pub struct Open {
 }
 
 impl Open {
-    /// What the table gets, which contains only the secret's hash. `identity`: who the client is; empty:
-    /// unknown.
+    /// The part of the request that is stored in the table: the secret's hash instead of the secret.
+    /// `identity`: the authenticated client; empty if unknown.
     #[must_use]
     pub fn session(&self, secret_hash: [u8; 32], identity: &str) -> OpenSession {
         OpenSession {
@@ -183,7 +184,7 @@ fn open(it: v1::OpenSession) -> Result<Open, ItemError> {
         lock_delay_ms: it.lock_delay_ms,
         linger_ms: it.linger_ms,
         label_bytes: it.label.len(),
-        // The service adds it, and has checked its length.
+        // The client does not send the identity: the service adds it, after a check of its length.
         identity_bytes: 0,
     };
     content.check().map_err(|rejection| ItemError::Refused {

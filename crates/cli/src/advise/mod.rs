@@ -1,6 +1,7 @@
-//! `advise`: the decision tree, the walk through it, and its end.
+//! `advise`: the decision tree, the walk through it, and the advice at its end.
 //!
-//! `tree.toml` is the only place of the tree. The dialogue, the flags and the page are made from it.
+//! The tree is defined in `tree.toml` only. The dialogue, the flags and the documentation page are generated
+//! from it.
 
 mod page;
 
@@ -16,7 +17,8 @@ pub use page::markdown;
 pub static TREE: LazyLock<Tree> =
     LazyLock::new(|| toml::from_str(include_str!("tree.toml")).expect("a test reads the tree"));
 
-/// Questions and advice, and what a lock needs to know.
+/// The decision tree, and the data about lock services and runtimes from which the settings of a lock are
+/// computed.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tree {
@@ -50,7 +52,7 @@ struct Choice {
 struct AdviceText {
     id: String,
     kind: Kind,
-    /// Whether it needs tokens.
+    /// Whether the recommended lock must have fencing tokens.
     #[serde(default)]
     fenced: bool,
     title: String,
@@ -91,7 +93,7 @@ struct Service {
 struct Runtime {
     key: String,
     text: String,
-    /// How far its pauses reach.
+    /// The longest pause to expect of a process on this runtime, in seconds.
     pause_s: u64,
 }
 
@@ -125,7 +127,7 @@ pub struct Advice {
     pub id: String,
     /// The kind of lock that fits.
     pub kind: Kind,
-    /// In a few words.
+    /// The advice in a few words.
     pub title: String,
     /// The reason.
     pub why: String,
@@ -146,11 +148,11 @@ pub struct LockAdvice {
     pub ttl: Option<Duration>,
     /// How long the lock stays closed after a holder that vanished.
     pub lock_delay: Option<Duration>,
-    /// The limit of a hold; `None` for what lasts as long as its holder lives.
+    /// The limit of a hold; `None` if a hold lasts as long as its holder lives.
     pub max_hold: Option<Duration>,
     /// What to know about the service.
     pub note: String,
-    /// What the advice needs and the service lacks.
+    /// The property that the advice requires and the service does not have, if there is one.
     pub lacks: Option<String>,
     /// The service's page in the documentation.
     page: String,
@@ -282,10 +284,10 @@ fn takes_asked() -> OpenQuestion {
 }
 
 impl OpenQuestion {
-    /// Whether the question has this answer.
+    /// Checks that the question has this answer.
     ///
     /// # Errors
-    /// It has not; the error names those that it has.
+    /// The question does not have it; the error lists the valid answers.
     pub fn check(&self, value: &str) -> Result<(), UnknownAnswer> {
         let (is_known, known) = if self.answers.is_empty() {
             let is_duration = humantime::parse_duration(value).is_ok();

@@ -1,4 +1,5 @@
-//! `token` and `access`: the files by which nodes know their clients, and what these may do.
+//! `token` and `access`: the files with which nodes authenticate clients (tokens) and authorize them
+//! (permissions).
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -56,7 +57,7 @@ fn add(args: &TokenOf) -> Result<u8, Failure> {
     text.push_str(&made.line);
     text.push('\n');
     replace(&args.file, &text)?;
-    // Only the token: so that it can be redirected into the client's file.
+    // Prints only the token, so that the output can be redirected into the client's file.
     output::line(&made.token)?;
     Ok(OK)
 }
@@ -194,8 +195,8 @@ fn unreadable(file: &Path, error: &std::io::Error) -> Failure {
     Failure::system(CONFIG, &format!("cannot read `{}`", file.display()), error)
 }
 
-/// Replaces a file at once: a node that reads it sees the old one or the new one. Keeps its owner and its
-/// mode; a new one is for its owner only.
+/// Replaces a file atomically: a node that reads it gets the old content or the new one. An existing file
+/// keeps its owner and mode; a new file is accessible to its owner only.
 fn replace(file: &Path, text: &str) -> Result<(), Failure> {
     let failed =
         |error: std::io::Error| Failure::system(IO, &format!("cannot write `{}`", file.display()), &error);
@@ -204,7 +205,7 @@ fn replace(file: &Path, text: &str) -> Result<(), Failure> {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => return Err(failed(error)),
     };
-    // Not the link itself, if it is one.
+    // If the path is a symbolic link, its target is replaced, not the link.
     let target = if old.is_some() { fs::canonicalize(file).map_err(failed)? } else { file.to_owned() };
     let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut temporary = NamedTempFile::new_in(folder).map_err(failed)?;

@@ -19,7 +19,8 @@ use crate::name::LockName;
 use crate::reply::Effects;
 use crate::types::{ModeKind, Ticket};
 
-/// How many entries a visit of one name may visit before it counts as more names of the budget.
+/// A waiter's visit is charged to the budget as the number of its names and their prefixes, or as the number
+/// of visited entries divided by this constant, whichever is greater.
 const VISITS_PER_NAME: usize = 32;
 
 /// Identifies a lane: a node of the tree of names, and which of the node's lanes it is.
@@ -111,7 +112,8 @@ impl Table {
             let visits = self.visits();
             let names = self.names_above(id);
             self.look_at(id, ticket, &lanes, &mut pass, out);
-            // A waiter for permits counts those before it, which may be more than the names.
+            // Visiting a waiter for permits also visits the requests for permits before it, which may be more
+            // than its names.
             budget.spend(names.max((self.visits() - visits) as usize / VISITS_PER_NAME));
             for &lane in lanes.iter().filter(|&lane| pass.open.contains(lane)) {
                 pass.heads.extend(self.next_in(lane, ticket));

@@ -102,14 +102,14 @@ pub struct HttpFence<M> {
 struct Settings<M> {
     store: M,
     doors: Arc<Doors>,
-    /// `None`: all that are no reads.
+    /// `None`: all methods except the reads ([`is_read`]).
     guarded: Option<Vec<Method>>,
     resource_by: Option<ResourceBy>,
     wait: Duration,
 }
 
-/// Whether requests of this method change nothing: `GET`, `HEAD` and `OPTIONS` (F-c). All others count as
-/// writes, also those that are unknown.
+/// Whether requests with this method change nothing: `GET`, `HEAD` and `OPTIONS` (F-c). All other methods
+/// count as writes, unknown ones too.
 #[must_use]
 pub fn is_read(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)

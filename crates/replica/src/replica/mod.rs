@@ -72,10 +72,11 @@ pub const TAIL_BYTES: usize = 4 << 20;
 /// At this number of requests that are queued, or that arrived before this leader was ready, no more client
 /// events are read, and the leader proposes no more commands of its own.
 const QUEUE_MAX: usize = 1 << 12;
-/// At this number of commands that are queued, or that clients have in flight, no more client events are
-/// read. A new command is committed after all of them, so this bounds how long a client waits for others that
-/// ask for more than the cluster can do: the caller of [`Replica::room`] serves its clients in turn, the log
-/// does not. If a commit takes 20 ms, since the nodes are far apart, this allows 50,000 commands per second.
+/// While this number of commands is queued or in flight for clients, no more client events are read. The log
+/// commits a new command after all of these, so this limit bounds the delay that one client with many
+/// commands causes to the others. (Fairness between clients is up to the caller of [`Replica::room`], which
+/// takes their events in turn.) If a commit takes 20 ms, since the nodes are far apart, this allows 50,000
+/// commands per second.
 const OUTSTANDING_MAX: usize = 1 << 10;
 
 /// Configuration of a node.
@@ -153,7 +154,8 @@ pub struct Replica {
     lead: Lead,
     book: Deadlines,
     since: Since,
-    /// The last entry of the log at the start. When the tokens up to here were issued is not known.
+    /// Index of the last log entry at the start. The issue times of tokens that were granted up to this entry
+    /// are unknown.
     recovered_through: u64,
     streams: BTreeMap<StreamId, ClientStream>,
     /// Client events received before this leader was ready, and the number of requests in them; an event that

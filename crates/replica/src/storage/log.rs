@@ -21,7 +21,7 @@ use super::record::{self, RECORD_BYTES_MAX};
 use super::segment::{self, SECTORS_MIN, Spare, SpareMaker};
 use crate::disk::{Disk, DiskFile};
 
-/// A buffer that a rare large record has grown above this capacity, in bytes, is freed.
+/// Capacity in bytes above which a buffer is freed after use: only a rare large record needs more.
 const BUFFER_BYTES_KEPT: usize = 4 << 20;
 
 /// The log of one node. At most one `Log` exists per data directory.

@@ -1,4 +1,4 @@
-//! Accepting connections of both ports, and serving gRPC on those of one.
+//! Accepts connections on both ports, and serves gRPC on those of the gRPC port.
 
 use std::convert::Infallible;
 use std::io;
@@ -36,8 +36,9 @@ use crate::tls::{ClientProtocol, NodeTls};
 
 /// The flow-control window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// The most bytes of a stream that were read from the socket and not handed on, after the frame that is
-/// incomplete: what its window allows, and an HTTP/2 frame that follows that frame's end.
+/// Maximum number of bytes that have been read from the socket for a stream and not handed to its reader,
+/// beyond the frame that is still incomplete: the stream's flow-control window, and the HTTP/2 frame in which
+/// the incomplete frame ends.
 pub(super) const UNREAD_MAX: usize = STREAM_WINDOW as usize + (16 << 10);
 /// The flow-control window of a connection, in bytes. It must be large: h2 sets its budget for unread small
 /// frames to half of this window, and closes connections that exceed the budget. After a stall of this
@@ -51,18 +52,18 @@ pub(super) const HEADER_BYTES_MAX: u32 = 16 << 10;
 /// The idle time after which a connection is pinged, and the time limit for the answer.
 const PING_AFTER: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// The life of a connection whose client must show who it is, and has not: enough for a health check.
+/// Maximum lifetime of a connection whose client must authenticate and has not: enough for a health check.
 const PROVISIONAL_LIFE: Duration = Duration::from_secs(30);
-/// The time that the calls in progress have when this node closes a connection.
+/// Time limit for the calls in progress when this node closes a connection.
 const CLOSING_TIME: Duration = Duration::from_secs(5);
-/// The limit of a message of the services that come with gRPC, in bytes. They read messages before anybody
-/// has checked who sends them.
+/// Limit on a message of the services from tonic (health checks, reflection), in bytes. Health checks are
+/// decoded before their sender is authenticated.
 pub(crate) const FOREIGN_MESSAGE_BYTES_MAX: usize = 4 << 10;
-/// Most health checks of a connection at once.
+/// Maximum number of concurrent calls without authentication (health checks) per connection.
 pub(super) const OPEN_CALLS_MAX: usize = 4;
-/// The time that a health check has to arrive.
+/// Time limit until the answer to such a call begins; includes the arrival of the request.
 const OPEN_CALL: Duration = Duration::from_secs(10);
-/// See [`give_up_unread`].
+/// How long sent data may stay unacknowledged by the client; see [`give_up_unread`].
 const UNREAD_TIME: Duration = Duration::from_secs(30);
 /// The pause after a failed accept.
 pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -73,20 +74,20 @@ pub(crate) struct Acceptor {
     front: Arc<Front>,
 }
 
-/// The port for HTTP, and what its process brings for it.
+/// The listener for HTTP, and the optional pages that the embedding process supplies.
 pub(crate) struct HttpPort {
     pub(crate) listener: TcpListener,
     pub(crate) metrics: Option<MetricsPage>,
     pub(crate) hazards: Option<HazardPlayer>,
 }
 
-/// A listener, and what is spoken on its connections.
+/// A listener, and the protocol of its connections.
 struct Port {
     listener: TcpListener,
     interface: Interface,
 }
 
-/// What is spoken on a connection.
+/// The protocol of a connection.
 #[derive(Clone)]
 enum Interface {
     Grpc(Routes),
@@ -129,7 +130,7 @@ impl Acceptor {
         Ok(Arc::new(Self { ports, front }))
     }
 
-    /// Accepts until the process stops.
+    /// Starts a task for each port, which accepts connections until the process stops.
     pub(crate) fn run(self: &Arc<Self>) {
         for index in 0..self.ports.len() {
             tokio::spawn(self.clone().run_port(index));
@@ -179,7 +180,7 @@ impl Acceptor {
                     tracing::warn!(%error, "a connection could not be accepted: {error}");
                     return false;
                 }
-                // The error concerns this connection only.
+                // This error concerns only the connection that was to be accepted.
                 Err(_) => failed += 1,
             }
         }
@@ -218,8 +219,8 @@ impl Interface {
     }
 }
 
-/// Has the system end the connection if its client does not take what is sent for so long. HTTP/1.1 has no
-/// ping, by which the other port finds clients that are gone.
+/// Makes the kernel end the connection if the client does not acknowledge sent data for [`UNREAD_TIME`].
+/// HTTP/1.1 needs this since it has no ping; on the gRPC port, HTTP/2 pings detect clients that are gone.
 fn give_up_unread(socket: &TcpStream) {
     #[cfg(target_os = "linux")]
     if let Err(error) = SockRef::from(socket).set_tcp_user_timeout(Some(UNREAD_TIME)) {
@@ -229,10 +230,11 @@ fn give_up_unread(socket: &TcpStream) {
     let _ = socket;
 }
 
-/// Most failed accepts in one call; each is skipped, since the error concerns one connection only.
+/// Maximum number of failed accepts in one call of `accept_waiting`. Each failed accept is skipped, since its
+/// error concerns one connection only.
 const FAILURES_MAX: u32 = 1024;
 
-/// Whether the error has nothing to do with the connection, which then stays in the queue.
+/// Whether the process or the system is out of descriptors or memory: the connection then stays in the queue.
 fn out_of_descriptors(error: &io::Error) -> bool {
     use nix::errno::Errno;
     let of_the_process = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
@@ -392,7 +394,8 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
         request.extensions_mut().insert(caller.clone());
         let (front, routes) = (self.connection.front().clone(), self.routes.clone());
         if request.uri().path() == SESSION_CALL {
-            // It may wait long, and its answer is small, so it takes no place among the unsent answers.
+            // Such a call may wait for long, and its answer is small, so it does not count towards the limit
+            // of unsent answers.
             let arriving = Arriving::new(&self.connection);
             request.extensions_mut().insert(arriving.clone());
             let request = request.map(|body| Body::new(ArrivingBody { body, call: arriving }));
@@ -409,8 +412,8 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
             });
         }
         if forward::opens_session_stream(request.uri().path()) {
-            // Registered on the connection's own task, at once: no drain barrier passes before the stream has
-            // its reader.
+            // The stream is registered here, on the connection's own task, so that no drain barrier passes
+            // before the stream's reader exists.
             request.extensions_mut().insert(Arc::new(self.connection.starting()));
         }
         request.extensions_mut().insert(self.connection.clone());
@@ -420,8 +423,8 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
     }
 }
 
-/// Answers a call that anybody may make. A call that does not arrive whole keeps its headers in memory, so
-/// there are few of them, and not for long.
+/// Answers a call that needs no authentication. A request that has not arrived completely keeps its headers
+/// in memory, so the number and the duration of these calls are limited.
 async fn answer_anybody(
     connection: Arc<Connection>,
     mut routes: Routes,
@@ -437,7 +440,8 @@ async fn answer_anybody(
     }
 }
 
-/// The response, which keeps what is `held` until it is sent, or until the connection drops it.
+/// Attaches `held` to the body of the response: dropped once the body was sent, or the connection has dropped
+/// it.
 pub(super) fn holding(held: impl Send + 'static, response: http::Response<Body>) -> http::Response<Body> {
     let hold = move |frame| {
         let _held = &held;

@@ -1,5 +1,5 @@
-//! One client's connection: its state in the drain barrier, the state that decides how its streams end, and
-//! its bytes.
+//! One client's connection: its state in the drain barrier, how it ended (which decides the cause with which
+//! its streams end), and its unsent bytes.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -27,9 +27,8 @@ use super::connection_places::{ConnectionPlace, Standing};
 use super::drain_barrier::DrainBarrier;
 use super::stream::SessionStream;
 
-/// Most calls of a connection whose answers are unsent; an answer has up to about 400 KiB. Further calls wait
-/// before their questions go to the replica, so a client that does not read costs some MiB, for any number of
-/// calls.
+/// Maximum number of calls per connection with unsent answers of up to about 400 KiB each. Further calls wait
+/// before they are passed to the replica, so a client that does not read its answers costs a few MiB at most.
 const ANSWERS_MAX: usize = 16;
 /// Most unsent bytes of all watches of a connection.
 pub(super) const WATCHED_BYTES_MAX: usize = 16 << 20;
@@ -41,7 +40,7 @@ pub(super) struct Connection {
     state: Mutex<ConnectionState>,
     /// Limits the calls with unsent answers.
     pub(super) answers: Arc<Semaphore>,
-    /// Limits the calls that anybody may make.
+    /// Limits the calls that need no authentication.
     pub(super) open_calls: Arc<Semaphore>,
     /// Unsent bytes of all watches of this connection.
     watched_bytes: AtomicUsize,
@@ -49,11 +48,11 @@ pub(super) struct Connection {
     pub(super) certified: OnceLock<Certified>,
     /// The address at the other end, for people; empty if it is unknown.
     address: Arc<str>,
-    /// As what the connection is counted; empty once it has ended.
+    /// The limits that the connection counts towards; empty once the connection has ended.
     place: Mutex<ConnectionPlace>,
-    /// Cancelled when this node closes the connection after the calls in progress.
+    /// Cancelled to close the connection once the calls in progress have ended.
     pub(super) closing: CancellationToken,
-    /// Cancelled when this node closes the connection.
+    /// Cancelled to close the connection at once.
     pub(super) kill: CancellationToken,
 }
 
@@ -62,12 +61,12 @@ struct ConnectionState {
     /// The task that reads the socket.
     reader: Option<Waker>,
     streams: BTreeMap<StreamId, Arc<SessionStream>>,
-    /// The calls of sessions that were not handed on yet.
+    /// The bodies of session calls that have not been passed to the replica yet.
     bodies: BTreeMap<StreamId, BodyProgress>,
     /// FIN or RST was read from the socket. Streams can't distinguish this from other ends of the connection,
     /// and only this starts `linger`.
     closed_by_peer: bool,
-    /// The calls in progress: until their answers are sent.
+    /// Number of calls in progress; a call ends when its answer has been sent.
     calls: usize,
     /// Since when there is no call in progress.
     idle_since: Instant,
@@ -108,11 +107,12 @@ impl Connection {
         self.address.clone()
     }
 
-    /// To be called when the client has shown who it is: counts the connection for the first of its callers,
-    /// or for a node of the cluster if there is none.
+    /// To be called when the client has authenticated. Counts the connection towards the limits of the first
+    /// caller that uses it; `None`: of a node of the cluster.
     ///
     /// # Errors
-    /// The connection is to be closed: the caller may do nothing any more, or has too many connections.
+    /// The connection must be closed: the caller's access was revoked, or the caller has too many
+    /// connections.
     pub(super) fn admit(&self, caller: Option<&Caller>) -> Result<(), Status> {
         let mut place = self.place();
         if place.is_admitted() {
@@ -132,14 +132,15 @@ impl Connection {
         self.front.connection_places.admit(&mut place, caller, standing).map_err(Status::resource_exhausted)
     }
 
-    /// Closes the connection after its calls if its caller may do nothing any more, by `refusal`.
+    /// Closes the connection, once its calls have ended, if its caller is no longer permitted. `refusal`
+    /// returns the reason, or `None` if the caller is permitted.
     pub(super) fn close_if_denied(&self, refusal: impl Fn(&Caller) -> Option<String>) {
         if self.place().caller().and_then(refusal).is_some() {
             self.closing.cancel();
         }
     }
 
-    /// Whether the client must show soon who it is.
+    /// Whether the connection is closed unless its client authenticates soon.
     pub(super) fn is_provisional(&self) -> bool {
         self.place().is_provisional()
     }
@@ -148,13 +149,14 @@ impl Connection {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call begins; it lasts until the returned value is dropped, with its answer.
+    /// Registers a call. The call is in progress until the returned value is dropped, together with the
+    /// answer.
     pub(super) fn call(self: &Arc<Self>) -> OpenCall {
         self.lock().calls += 1;
         OpenCall(self.clone())
     }
 
-    /// Since when no call was in progress; `None`: one is.
+    /// The time at which the last call ended; `None` while a call is in progress.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let state = self.lock();
         (state.calls == 0).then_some(state.idle_since)
@@ -201,34 +203,35 @@ impl Connection {
         state.streams.insert(stream.id, stream.clone());
     }
 
-    /// To be called when the reader of a stream has handed on all its input.
+    /// To be called when the reader of a stream has passed all its input to the replica.
     pub(super) fn idle(&self, stream: StreamId) {
         self.lock().gate.idle(stream);
         self.front.barrier_moved();
     }
 
-    /// To be called during a barrier when the reader of a stream has handed on a frame of so many bytes.
+    /// To be called during a barrier when the reader of a stream has passed a frame of `bytes` bytes to the
+    /// replica.
     pub(super) fn handed_on(&self, stream: StreamId, bytes: usize) {
         if self.lock().gate.handed_on(stream, bytes, UNREAD_MAX) {
             self.front.barrier_moved();
         }
     }
 
-    /// Whether a reader has handed on something that a barrier waits for, since the last call.
+    /// Whether a reader has passed on input that a barrier waits for, since the last call of this function.
     pub(super) fn take_moved(&self) -> bool {
         self.lock().gate.take_moved()
     }
 
-    /// Registers a call of a session. No barrier passes before it is handed on, unless its body had not
-    /// arrived whole.
+    /// Registers a session call whose body is arriving. If the body has arrived completely when a barrier
+    /// begins, the barrier passes only after the call was passed to the replica.
     pub(super) fn arriving(&self, call: StreamId) {
         let mut state = self.lock();
         state.gate.opened(call);
         state.bodies.insert(call, BodyProgress::default());
     }
 
-    /// To be called when the body of a call was asked for its next part; `nothing`: it had none, and wakes
-    /// this then.
+    /// To be called when the body of a call was polled. `nothing`: the waker of the poll if the body had no
+    /// data.
     pub(super) fn body_polled(&self, call: StreamId, nothing: Option<&Waker>) {
         let mut state = self.lock();
         let Some(body) = state.bodies.get_mut(&call) else { return };
@@ -244,7 +247,7 @@ impl Connection {
         }
     }
 
-    /// To be called when a call was handed on, or is over.
+    /// To be called when a session call was passed to the replica, or has ended without.
     pub(super) fn arrived(&self, call: StreamId) {
         let mut state = self.lock();
         if state.bodies.remove(&call).is_some() {
@@ -457,11 +460,11 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// The TLS layer under HTTP/2. All input that had arrived was handed on once this layer has nothing more
-/// *and* the socket below was found empty in the same read.
+/// The TLS layer under HTTP/2. All input that had arrived was passed on once this layer has no more *and* the
+/// socket below was found empty in the same read.
 ///
-/// The end of the stream counts as closed by the client if it comes as TLS' own end (`close_notify`), and
-/// also as a bare FIN or RST: that is all that a killed process leaves, and `linger` is for killed processes.
+/// The client counts as having closed the stream if TLS ended properly (`close_notify`), and also after a
+/// bare FIN or RST: a killed process leaves nothing else, and `linger` is for killed processes.
 pub(super) struct TlsSocket {
     stream: TlsStream<Socket>,
     connection: Arc<Connection>,
@@ -491,7 +494,8 @@ impl AsyncRead for TlsSocket {
             Poll::Ready(Ok(())) if buf.filled().len() == before && buf.remaining() > 0 => {
                 self.connection.peer_closed();
             }
-            // Not before: the read that met the end of the socket may have returned earlier input.
+            // Only after an error: the read that reached the end of the socket may have returned earlier
+            // input.
             Poll::Ready(Err(_)) if self.stream.get_ref().0.has_ended => self.connection.peer_closed(),
             Poll::Ready(_) => {}
         }

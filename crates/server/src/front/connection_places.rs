@@ -1,9 +1,10 @@
-//! Which connections a node keeps open.
+//! Limits on the connections that a node keeps open.
 //!
-//! Responsible for: no client and no network has all connections, however it uses them, and operators and
-//! other nodes get one also while clients have all that they may. A connection is counted for its whole life:
-//! by its network from its accept on, by its identity once that is known. One that finds no place *waits* for
-//! a moment: its first call may be an operator's.
+//! Responsible for: no client and no network can take all connections, and operators and other nodes get a
+//! connection even while clients use all of theirs. A connection counts for its whole life: towards its
+//! network's limit from the accept on, and towards its client's limit once the client is identified. A
+//! connection over its network's limit *waits* for a moment instead of being refused, since its first call
+//! may be an operator's.
 
 use std::hash::Hash;
 use std::net::IpAddr;
@@ -14,18 +15,19 @@ use crate::access::Identity;
 use crate::options::ConnectionLimits;
 use lockkeeper_places::{NoPlace, Places, TakenPlace, network};
 
-/// Most connections whose client has not shown who it is, on a port with TLS; a handshake costs about a
+/// Maximum number of connections with TLS whose client has not authenticated; a handshake costs about a
 /// millisecond.
 pub(super) const UNAUTHENTICATED_MAX: usize = 1_024;
 
-/// The connections of both ports, counted.
+/// Counts the connections of both ports against their limits.
 pub(super) struct ConnectionPlaces {
     all: Pool,
-    /// Those of them on the port for HTTP.
+    /// The connections on the HTTP port, which also count in `all`.
     http: Pool,
     waiting: Arc<Places<IpAddr>>,
     reserved: Arc<Places<Identity>>,
-    /// On ports with TLS: those whose client has not shown who it is, in addition to their other place.
+    /// On ports with TLS: the connections whose client has not authenticated. Each also counts in another
+    /// field.
     unauthenticated: Arc<Places<IpAddr>>,
 }
 
@@ -34,7 +36,7 @@ struct Pool {
     identities: Arc<Places<Identity>>,
 }
 
-/// What is counted for one connection; counted no longer once this is dropped.
+/// The limits that one connection counts towards, until this value is dropped.
 #[derive(Default)]
 pub(super) struct ConnectionPlace {
     network: Option<IpAddr>,
@@ -44,17 +46,17 @@ pub(super) struct ConnectionPlace {
     waiting: Option<TakenPlace<IpAddr>>,
     reserved: Option<TakenPlace<Identity>>,
     unauthenticated: Option<TakenPlace<IpAddr>>,
-    /// Whether it is known who uses the connection.
+    /// Whether the client of the connection is identified.
     is_admitted: bool,
-    /// The caller that it is counted for, unless that is a node.
+    /// The caller that the connection is counted for; `None` for a node.
     caller: Option<Caller>,
 }
 
-/// For whom a place is kept.
+/// The kind of client; decides whether a reserved connection may be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Standing {
     Client,
-    /// It may do what needs the permission `admin` or `break`.
+    /// A client with the permission `admin` or `break`.
     Operator,
     /// Another node of the cluster.
     Node,
@@ -86,7 +88,7 @@ impl ConnectionPlaces {
     /// Counts a new connection from this address.
     ///
     /// # Errors
-    /// It is to be closed at once; the reason.
+    /// The connection must be closed at once; returns the reason.
     pub(super) fn accept(
         &self,
         address: Option<IpAddr>,
@@ -112,17 +114,17 @@ impl ConnectionPlaces {
         Ok(place)
     }
 
-    /// Counts the connection for its first caller; `None`: a node.
+    /// Counts the connection towards the limits of its first caller; `None`: of a node.
     ///
     /// # Errors
-    /// It is to be closed; the reason, in words for the caller.
+    /// The connection must be closed; returns the reason, in words for the caller.
     pub(super) fn admit(
         &self,
         place: &mut ConnectionPlace,
         caller: Option<&Caller>,
         standing: Standing,
     ) -> Result<(), String> {
-        // An anonymous caller, and a node, is counted by its network only.
+        // Anonymous callers and nodes count by their network only.
         let identity =
             caller.map(|caller| &caller.identity).filter(|identity| **identity != Identity::ANONYMOUS);
         if let Err(why) = self.take_ordinary(place, identity) {
@@ -141,7 +143,7 @@ impl ConnectionPlaces {
         Ok(())
     }
 
-    /// Takes the places of any client.
+    /// Counts the connection towards the limits that apply to all clients.
     fn take_ordinary(&self, place: &mut ConnectionPlace, identity: Option<&Identity>) -> Result<(), String> {
         if place.networks.is_empty() {
             self.take_networks(place)?;
@@ -159,7 +161,7 @@ impl ConnectionPlaces {
         Ok(())
     }
 
-    /// The pools in which a connection is counted, and what they have.
+    /// The pools in which a connection is counted, each with the name of its resource for error texts.
     fn pools(&self, is_http: bool) -> impl Iterator<Item = (&Pool, &'static str)> {
         let http = is_http.then_some((&self.http, "connections for HTTP"));
         [(&self.all, "connections")].into_iter().chain(http)
@@ -191,7 +193,7 @@ impl ConnectionPlace {
         self.is_admitted
     }
 
-    /// The caller that it is counted for, unless that is a node.
+    /// The caller that the connection is counted for; `None` for a node.
     pub(super) fn caller(&self) -> Option<&Caller> {
         self.caller.as_ref()
     }
@@ -201,7 +203,7 @@ impl ConnectionPlace {
         self.waiting.is_some()
     }
 
-    /// Whether the client must show soon who it is.
+    /// Whether the connection is closed unless its client authenticates soon.
     pub(super) fn is_provisional(&self) -> bool {
         self.unauthenticated.is_some() || self.waiting.is_some()
     }

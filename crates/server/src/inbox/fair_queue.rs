@@ -1,14 +1,14 @@
-//! A queue that serves its callers in turn, so that one that asks for very much delays only itself.
+//! A queue that serves its callers in turn, so that a caller with very many items delays only itself.
 //!
-//! Callers share the weight served equally, and so do the lanes of one caller, such as its streams. The items
-//! of a lane keep their order. This is round robin by weight: an item waits for one turn of each other caller
-//! at most.
+//! All callers get equal shares of the weight that is served, and so do the lanes of one caller, such as its
+//! streams. The items of a lane keep their order. This is round robin by weight: an item waits for at most
+//! one turn of each other caller.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
-/// The weight that each may take in its turn. Less makes a caller wait less for the others, and costs more
-/// turns.
+/// The weight that a caller, or a lane, may take in its turn. A smaller value shortens the wait for the
+/// others' turns, and costs more turns.
 pub(super) const QUANTUM: usize = 64;
 
 /// Items by caller `C` and lane, and items that must follow all before them.
@@ -18,7 +18,7 @@ pub(super) struct FairQueue<C, T> {
     barriers: VecDeque<Barrier<T>>,
     /// How many items were pushed so far.
     pushed: u64,
-    /// How many are queued, without the barriers, and what they weigh.
+    /// The number and the total weight of the queued items, without the barriers.
     items: usize,
     weight: usize,
 }
@@ -43,7 +43,7 @@ struct QueuedItem<T> {
     item: T,
 }
 
-/// An item that follows all that were pushed before it.
+/// An item that is served after all items pushed before it.
 #[derive(Debug)]
 struct Barrier<T> {
     number: u64,
@@ -52,7 +52,7 @@ struct Barrier<T> {
     item: T,
 }
 
-/// What is queued, in total, of one caller, and in one of its lanes.
+/// The weight of the queued items: in total, of one caller, and of one of its lanes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct QueuedWeight {
     pub(super) all: usize,
@@ -73,8 +73,8 @@ impl<C: Clone + Eq + Hash, T> FairQueue<C, T> {
         lane.items.push_back(QueuedItem { number: self.pushed, weight, item });
     }
 
-    /// Appends an item that follows everything pushed before it. It weighs 1 when it is taken, and nothing
-    /// before.
+    /// Appends an item that is served after all items pushed before it. It counts as weight 1 when it is
+    /// served, and not at all while it is queued.
     pub(super) fn push_after_all(&mut self, item: T) {
         self.pushed += 1;
         self.barriers.push_back(Barrier { number: self.pushed, before: self.items, item });
@@ -86,7 +86,7 @@ impl<C: Clone + Eq + Hash, T> FairQueue<C, T> {
             return self.barriers.pop_front().map(|barrier| (None, 1, barrier.item));
         }
         if self.items == 0 {
-            // Nobody has to wait, so nobody owes anybody a turn.
+            // The queue is empty: no caller waits, so the debts of earlier turns are cancelled.
             self.callers.clear();
             return None;
         }
@@ -121,25 +121,25 @@ impl<C, T> Default for FairQueue<C, T> {
     }
 }
 
-/// Queues that are served in turn. Each may take items of the weight [`QUANTUM`] in its turn; what it takes
-/// more, since the last item is heavy, it has less in its next turns.
+/// Queues that are served in turn. Each may take items of the weight [`QUANTUM`] in its turn. If its last
+/// item exceeds that, the excess is deducted from its next turns.
 #[derive(Debug)]
 struct Rounds<K, Q> {
     members: HashMap<K, RoundMember<Q>>,
-    /// The order of the turns, from the member whose turn it is. One without items stays until it has paid
-    /// what it took more than its share.
+    /// The order of the turns; the first member has the current turn. A member without items stays until it
+    /// has paid for the excess of its earlier turns.
     turns: VecDeque<K>,
 }
 
 #[derive(Debug)]
 struct RoundMember<Q> {
     queue: Q,
-    /// What it may still take in its turn; 0 or less: its turn is over.
+    /// The weight that the member may still take in this turn; at 0 or less its turn is over.
     credit: i64,
 }
 
 impl<K: Clone + Eq + Hash, Q: TakesTurns> Rounds<K, Q> {
-    /// The queue of a member. A new one's turn is after those of all others.
+    /// The queue of a member. The turn of a new member comes after those of all others.
     fn queue(&mut self, key: &K) -> &mut Q {
         if !self.members.contains_key(key) {
             self.turns.push_back(key.clone());

@@ -137,8 +137,8 @@ fn frame(messages: Vec<PeerMessage>) -> Vec<u8> {
     [(frame.len() as u32).to_le_bytes().to_vec(), frame].concat()
 }
 
-/// Node 2 writes frames in other portions than they have; they arrive complete and in order, and then the
-/// end.
+/// Node 2 writes in portions that do not match the frames. The frames arrive complete and in order, and then
+/// the end of the connection.
 fn frames_arrive(mut node: Fixture, mut theirs: impl Write + Send + 'static) {
     node.is_up();
     let sent: Vec<PeerMessage> = (0..40).map(|index| message(index, 1 << (index % 19))).collect();
@@ -360,7 +360,8 @@ fn queue_has_room_for_all_entries_in_flight_to_a_lagging_follower() {
     send_all(node, theirs, messages_in_flight());
 }
 
-/// What the socket does not take waits in the TLS layer too, and must leave when the socket has room again.
+/// Bytes that the socket does not accept wait in the TLS layer too, and must be sent when the socket has room
+/// again.
 #[test]
 fn queue_has_room_over_tls_as_well() {
     let node = Fixture::new();

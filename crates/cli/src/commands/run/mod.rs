@@ -54,7 +54,8 @@ enum RunEnd {
     /// The command ended with 0 after a signal had asked it to end. Its `--once-key` is not recorded: the
     /// work may be incomplete.
     LeftOpen(guardian::Signal, guardian::CommandEnd),
-    /// The command was done before, by its `--once-key`, and was not run again. With who has done it.
+    /// An earlier run has recorded the `--once-key`, so the command was not run again. Contains who recorded
+    /// it.
     AlreadyDone(String),
     /// The lock was not free, and no wait was requested.
     Busy(String),
@@ -81,10 +82,12 @@ struct HoldStatus {
     slot: Option<u32>,
 }
 
-/// The pause before a command is run again that has ended by itself.
+/// The pause before `elect` or `partitions` starts a command again after it ended by itself, or tries again
+/// after a failure.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Pauses. Returns the exit code if a signal that ends this program has arrived, also before.
+/// Pauses, or returns early if a signal asks this program to end. Returns the exit code if such a signal has
+/// arrived, even before the call.
 async fn pause(signals: &mut Signals, pause: Duration) -> Option<u8> {
     let _ = tokio::time::timeout(pause, asked_to_end(signals)).await;
     signals.ended_by().map(|signal| 128 + signal as u8)
@@ -105,7 +108,7 @@ pub(super) async fn run(mut args: Run) -> Result<u8, Failure> {
     args.command.take_name();
     let file = args.status_file.as_deref().map(StatusFile::prepare).transpose()?;
     let mut held = HoldStatus::default();
-    // Dropped at the end, when all else is done: its last spans are sent then.
+    // Dropped last, at the end of this function: the drop sends the remaining spans.
     #[cfg(feature = "otlp")]
     let traces = traces::start(&args);
     let end = match install_signals() {
@@ -146,8 +149,8 @@ pub(super) async fn run(mut args: Run) -> Result<u8, Failure> {
 }
 
 impl RunEnd {
-    /// The line about a command that did not run. None for who wants only errors: `--quiet`, or, without a
-    /// terminal, a job that may find its lock busy.
+    /// The message that says why the command did not run. `None` if that message is not wanted: with
+    /// `--quiet`, or if a busy lock counts as a success and no terminal is attached.
     fn text(&self, args: &Run, on_terminal: bool) -> Option<&str> {
         let (text, expected) = match self {
             Self::Busy(text) | Self::TimedOut(text) => (text, args.busy_exit == exit::OK && !on_terminal),
@@ -192,8 +195,8 @@ fn left_open(signal: guardian::Signal) -> String {
     format!("{signal} came before the command had ended, so it is not recorded as done: it will run again")
 }
 
-/// Runs the command under its lock. Calls `tell` once the lock is held. With `--wait`, what may pass is
-/// waited for until then; otherwise it is a failure.
+/// Runs the command under its lock. Calls `tell` once the lock is held. With `--wait`, temporary failures are
+/// retried until the end of the wait; without it, they are returned.
 async fn under_lock(
     args: &Run,
     signals: &mut Signals,
@@ -223,8 +226,8 @@ async fn under_lock(
     };
     let run = ConnectedRun { args, locks: &locks, url: &url, name: &name, end, record: record.as_ref() };
     let ended = under_lock_of(run, signals, outage, tell).await;
-    // On every way out, since a session that is left counts in its user's quota until its ttl is over. The
-    // shutdown also ends a hold that has some of its `min_hold` left.
+    // Always shut down, since an abandoned session counts towards its user's quota until its ttl is over. The
+    // shutdown also ends a hold whose `min_hold` is not over.
     if !matches!(ended, Ok(SessionEnd::Expires(_))) {
         let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
     }
@@ -234,7 +237,7 @@ async fn under_lock(
 /// How a run's session ends.
 enum SessionEnd {
     Closed(RunEnd),
-    /// By its ttl: its lock-delay is the rest of `--min-hold`.
+    /// The session is left to expire: its lock-delay covers the rest of `--min-hold`.
     Expires(RunEnd),
 }
 
@@ -247,7 +250,7 @@ struct ConnectedRun<'a> {
     name: &'a LockName,
     /// The end of `--wait`.
     end: Option<Instant>,
-    /// Of `--once-key`.
+    /// The record of `--once-key`, if that option is set.
     record: Option<&'a CommandRecord>,
 }
 
@@ -261,7 +264,7 @@ async fn under_lock_of(
     let times = JobTimes::of(&args.job, locks.capabilities())?;
     let talk = Talk::of(&args.command);
     let waited = loop {
-        // What connecting took is not left for the queue.
+        // The time spent on connecting counts towards `--wait`, so only the rest is left for the queue.
         let wait = end.map(|end| end.saturating_duration_since(Instant::now()));
         let lock = lock(locks, name, args, wait, times);
         let waited = match held::by_ancestor(url, name) {
@@ -325,8 +328,8 @@ async fn under_lock_of(
     };
     let recorded = match (record, &ended) {
         (Some(record), Ok(RunEnd::Ran(command))) if command.exit_code() == exit::OK => {
-            // Only an end that no signal of ours has caused is a success: commands end with 0 on SIGTERM,
-            // too.
+            // An exit code 0 is a success only if this process has sent no signal: many commands end with 0
+            // on SIGTERM.
             match (signals.asked(), guard.verify().await) {
                 (None, Err(VerifyError::Lost(lost))) => {
                     ended = Ok(lost_by(lost, Some(*command)));
@@ -347,7 +350,8 @@ async fn under_lock_of(
     if ended.is_ok() || args.min_hold.is_none() {
         tokio::select! {
             released = guard.release() => ended = given_back(released, name, ended),
-            // Leaves the rest of `--min-hold` to the lock-delay of the session, which expires.
+            // A signal ends the wait for `--min-hold`: the session is left to expire, and its lock-delay
+            // covers the rest.
             () = asked_to_end(signals), if is_held_longer => {
                 recorded?;
                 return ended.or_else(not_started).map(SessionEnd::Expires);

@@ -1,4 +1,5 @@
-//! Connections to other nodes' client addresses, mostly the leader's, and the answers that they return.
+//! Connections to the client addresses of other nodes, mostly of the leader, and the answers to the calls
+//! that are forwarded on them.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -30,25 +31,26 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 const PING_AFTER: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The connections to other nodes. That to the leader is shared by all calls with one answer. Calls that are
-/// answered by streams have a connection each: a node accepts only some hundred streams on a connection, and
-/// streams last long.
+/// The connections to other nodes. All calls with a single answer share one connection to the leader. Each
+/// call that is answered by a stream has a connection of its own: a node accepts only some hundred streams
+/// per connection, and streams last long.
 #[derive(Default)]
 pub(in crate::front) struct Links {
     open: Mutex<Option<(String, ForwardConnection)>>,
-    /// For calls of sessions, which may wait long for their answers: no connection has as many of them as a
-    /// node accepts.
+    /// The connections for session calls, which may wait long for their answers. Each carries fewer calls at
+    /// once than the streams that a node accepts per connection.
     of_sessions: Mutex<Vec<SessionLink>>,
-    /// Limits the connections for calls about a node, for each of them: one that hangs holds up no calls
-    /// about others.
+    /// Limits the connections for calls about a node, separately for each node, so that a node that hangs
+    /// delays only the calls about itself.
     about_nodes: std::sync::Mutex<BTreeMap<u64, Arc<Semaphore>>>,
     /// The last failure that was logged.
     said: std::sync::Mutex<String>,
 }
 
 impl Links {
-    /// Sends a call about a node to it, on a connection of its own: such calls are rare, and must not wait
-    /// behind those to the leader. `node` is a member, so there are few.
+    /// Sends a call about a node to that node, on a connection of its own: such calls are rare, and must not
+    /// wait behind the calls to the leader. `node` must be a member, which bounds the number of entries in
+    /// `about_nodes`.
     ///
     /// # Errors
     /// Why there is no answer, in words.
@@ -71,7 +73,8 @@ impl Links {
         link.send(call).await.map_err(|_| "it has closed the connection".to_owned())
     }
 
-    /// Returns the open connection to this address, or opens one. Concurrent callers wait for the same one.
+    /// Returns the open connection to this address, or opens one. Concurrent callers wait for one attempt to
+    /// connect, and share the connection.
     pub(super) async fn to(
         &self,
         leader: u64,
@@ -92,8 +95,9 @@ impl Links {
         Ok(link)
     }
 
-    /// Returns a connection to this address that has room for a call of a session, or opens one. The permit
-    /// is to be held until the call has its answer. `None`: there are too many such calls.
+    /// Returns a connection to this address with room for one more session call; opens one if there is none.
+    /// The caller must keep the permit until the call has its answer. `None`: the limit of session calls is
+    /// reached.
     pub(super) async fn for_session(
         &self,
         leader: u64,
@@ -118,7 +122,8 @@ impl Links {
         Ok(Some((link, permit)))
     }
 
-    /// Logs why no connection could be opened: once, since a call is tried again every few milliseconds.
+    /// Logs why no connection could be opened. The same text is logged only once, since a call is tried again
+    /// every few milliseconds.
     pub(super) fn failed(&self, leader: u64, address: &str, why: &io::Error) {
         let text = format!("calls can't be passed on to node {leader} at {address}: {why}");
         let mut said = self.said();
@@ -133,18 +138,18 @@ impl Links {
     }
 }
 
-/// A connection for calls of sessions.
+/// A connection for session calls.
 struct SessionLink {
     address: String,
     link: ForwardConnection,
     room: Arc<Semaphore>,
 }
 
-/// Most calls of sessions at once on a connection: fewer than the streams that a node accepts.
+/// Maximum number of concurrent session calls on a connection: fewer than the streams that a node accepts.
 const CALLS_PER_LINK: usize = 200;
-/// Most connections for them.
+/// Maximum number of connections for session calls.
 const SESSION_LINKS_MAX: usize = 64;
-/// Most connections for calls about a node. Further calls wait.
+/// Maximum number of connections for calls about one node. Further calls wait.
 const NODE_LINKS_MAX: usize = 4;
 
 /// A client connection to a node. It closes when its last handle was dropped and its last answer is complete.
@@ -156,7 +161,7 @@ pub(super) struct ForwardConnection(SendRequest<Full<Bytes>>);
 pub(super) enum ForwardError {
     /// The call was not sent.
     Unsent,
-    /// The call was not sent: too many wait for their answers.
+    /// The call was not sent: too many calls wait for their answers.
     TooMany,
     /// The call may have been executed.
     Unanswered,
@@ -204,11 +209,11 @@ impl ForwardConnection {
     }
 }
 
-/// A stream of the leader's that a caller reads through this node.
+/// A stream from the leader that a client reads through this node.
 pub(super) struct ForwardedStream {
     front: Arc<Front>,
     id: u64,
-    /// Why this node ends it; a stream would never end by itself.
+    /// Receives the status with which this node ends the stream, since the leader may never end it.
     end: oneshot::Receiver<Status>,
 }
 
@@ -242,7 +247,8 @@ pub(super) fn passed(answer: Response<Incoming>, stream: Option<ForwardedStream>
     answer.map(|body| Body::new(ForwardedBody { body, stream, is_cut: false }))
 }
 
-/// A body that ends with a status even if the leader dies in the middle of it, or this node ends it.
+/// The body of a forwarded answer. It ends with a status even if the leader dies in the middle of it, or this
+/// node ends it.
 struct ForwardedBody {
     body: Incoming,
     stream: Option<ForwardedStream>,

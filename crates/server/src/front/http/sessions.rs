@@ -11,8 +11,8 @@ use super::call::{Client, InPath, InQuery, JsonBody, NoQuery, SessionClient, une
 use super::content;
 use super::problem::{Problem, ProblemCode, RequestEnd};
 
-/// How long a call waits for a request that is queued, if it does not say. Much longer is possible, but a
-/// call that waits does not keep its session alive.
+/// The default of `poll_ms`, the time that a call waits for a queued request. The maximum is much longer, but
+/// a waiting call does not keep its session alive.
 const POLL_MS_DEFAULT: u64 = 1_000;
 
 /// Every call that concerns a session shows its secret.
@@ -300,8 +300,8 @@ pub(super) async fn acquire(
         meta: content::bytes("meta", asked.meta, asked.meta_base64)?,
         traceparent: traceparent(&headers),
     };
-    // The table refuses the number of a request for other locks (R5), so the answer is of these. They are
-    // merged as there (N1).
+    // The answer names the locks of this call: the table refuses a call that repeats a request's number with
+    // other locks (R5). Sorted and without duplicates, as the table stores them (N1).
     let mut locks = acquire.names.clone();
     locks.sort_unstable();
     locks.dedup();
@@ -338,7 +338,7 @@ pub(super) async fn acquire(
     Ok((status, Json(request)).into_response())
 }
 
-/// The span of the caller; empty: none that can be read.
+/// The trace context of the caller; empty if there is none, or none that can be read.
 fn traceparent(headers: &HeaderMap) -> String {
     headers.get("traceparent").and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
 }

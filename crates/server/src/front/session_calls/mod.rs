@@ -1,8 +1,8 @@
-//! `SessionCall`: a request of a session whose client keeps no stream open.
+//! `SessionCall`: one request of a session whose client keeps no stream open.
 //!
-//! Responsible for: a call gets the answers that a stream would get, and no other caller's. The calls of a
-//! session share a stream to the replica (`shared_stream.rs`), which their clients do not see; it is found
-//! only by the session's secret.
+//! Responsible for: a call gets the answers that a stream would get, and no answers meant for other callers.
+//! The calls of a session share a stream to the replica (`shared_stream.rs`), which is found only by the
+//! session's secret. Clients do not see this stream.
 
 mod shared_stream;
 
@@ -34,10 +34,12 @@ pub(super) const SESSION_CALL: &str = "/lockkeeper.v1.Lockkeeper/SessionCall";
 /// The longest wait for a queued request in one call: proxies close connections that are silent for much
 /// longer.
 pub(super) const POLL_MAX: Duration = Duration::from_secs(60);
-/// After a longer call the stream is closed: the session's client gets its whole ttl from then on.
+/// If a call takes longer than this, the shared stream is closed after it. Closing gives the session its
+/// whole ttl from then on: part of the ttl that the keep-alive gave has passed by the time the client gets
+/// its answer.
 pub(super) const SHORT_CALL: Duration = Duration::from_millis(100);
 
-/// What a call asks for.
+/// A call's request, and the answer that the call waits for.
 struct Asked {
     session: SessionId,
     secret: Secret,
@@ -76,9 +78,9 @@ impl Asked {
         SharedStreamKey { identity: caller.identity.clone(), secret: self.secret.0 }
     }
 
-    /// The requests on the stream. They attach the session, unless it is attached, ask for a proof that this
-    /// node leads, and ask for what the call asks for. A call that opens a session asks for the proof once it
-    /// is open.
+    /// The requests to send on the shared stream: an attach, unless the session is attached; a keep-alive,
+    /// whose answer proves that this node leads; and the call's own request. If that opens a session, the
+    /// keep-alive follows once the session is open.
     fn frame(self, number: u64, attachment: Attachment) -> Vec<Request> {
         let session = self.session;
         let Attachment { number: attach, session: attached } = attachment;
@@ -101,7 +103,7 @@ struct CallInProgress<'front> {
     begun: Instant,
     poll_until: Instant,
     answer: oneshot::Receiver<CallAnswer>,
-    /// Within [`SHORT_CALL`], and no other answer will come.
+    /// Whether the call was answered within [`SHORT_CALL`] and no other answer to it will come.
     is_answered: bool,
 }
 
@@ -142,7 +144,7 @@ impl Front {
         };
         let asked = Asked::new(session, &call.secret, request)?;
         let mut call = self.begin_call(caller, &asked, begun, poll)?;
-        // The files may have changed since the call was authorized.
+        // The access files may have changed since the call was authorized.
         if let Some(refusal) = self.ended(caller) {
             return Err(Status::permission_denied(refusal));
         }
@@ -183,7 +185,7 @@ impl Front {
 }
 
 impl CallInProgress<'_> {
-    /// Waits for the answer: for a queued request until the poll is over.
+    /// Waits for the answer. While the request is queued, waits until the end of the poll at most.
     async fn answer(&mut self) -> CallAnswer {
         let answer = self.wait().await;
         let is_last = answer.as_ref().is_ok_and(|answer| !answer.item.as_ref().is_some_and(is_queued));

@@ -1,10 +1,14 @@
-//! The stream to the replica that the calls of a session share, and who gets which of its answers.
+//! The stream to the replica that all calls of one session share, and the routing of the replica's answers to
+//! these calls.
 //!
-//! It stays open for the next call if all calls were answered at once, since to open and close it costs as
-//! much as the rest of such a call; of too many idle ones, the one that has been idle for longest is closed.
-//! A call that finds it idle attaches the session again: a stream of another client may have had the session
-//! meanwhile. After a call that has waited, or whose caller has gone, it is closed with the last call, as one
-//! that this node closes: the session then has its whole ttl, and no answer to that call is to come.
+//! After the last call, the stream stays open for the next call if all calls were answered at once: opening
+//! and closing a stream costs as much as the rest of such a call. If more than [`IDLE_MAX`] streams are idle,
+//! the one that has been idle for longest is closed. A call that joins an idle stream attaches the session
+//! again, since another client's stream may have attached the session meanwhile.
+//!
+//! If a call has waited, or its caller has gone, the stream is closed after its last call, with the cause
+//! [`StreamCloseCause::Service`]. The session then has its whole ttl left, and no late answer to the ended
+//! call can reach a later one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,23 +28,24 @@ use crate::front::{Front, OpenStream};
 use crate::inbox::Source;
 use lockkeeper_places::TakenPlace;
 
-/// Most streams that stay open between calls. Each costs the replica some work in every turn.
+/// Maximum number of idle streams. Each idle stream adds work to every turn of the replica.
 pub(in crate::front) const IDLE_MAX: usize = 1 << 10;
 
-/// Who shares a stream: the calls of a caller that show the same secret, which is of one session. The calls
-/// that open it are among them: on a stream of their own they would take the session from the stream of the
-/// others.
+/// The calls with the same key share a stream: calls of one caller with the same secret, so of one session.
+/// The calls that open the session use this stream too. On a stream of their own they would attach the
+/// session there, and so detach it from the stream of the other calls.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct SharedStreamKey {
     pub(super) identity: Identity,
     pub(super) secret: [u8; 16],
 }
 
-/// The streams that calls share.
+/// The open shared streams.
 #[derive(Default)]
 pub(in crate::front) struct SharedStreams {
     by_key: HashMap<SharedStreamKey, Arc<SharedStream>>,
-    /// Those without a call in progress, in the order in which their last calls ended.
+    /// The streams without a call in progress, keyed by a number that rises in the order in which they became
+    /// idle.
     idle: BTreeMap<u64, Arc<SharedStream>>,
 }
 
@@ -55,7 +60,7 @@ pub(in crate::front) struct SharedStream {
 /// The answer to a call.
 pub(super) type CallAnswer = Result<v1::SessionCallResponse, Status>;
 
-/// A call, by its session and its number. The session of a call that opens one is 0.
+/// Identifies a call by its session and its own number. The session is 0 for a call that opens a session.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CallId {
     pub(super) session: u64,
@@ -63,30 +68,33 @@ pub(super) struct CallId {
 }
 
 struct SharedState {
-    /// Of the call that has opened the stream, or was the first after it was idle.
+    /// The caller of the first call on the stream since it was opened or last idle.
     caller: Caller,
-    /// Held while there are calls in progress.
+    /// Counts this stream towards the limits on streams (of all callers, and of this one); `None` while the
+    /// stream is idle.
     place: Option<TakenPlace<Identity>>,
     calls: BTreeMap<CallId, AwaitingCall>,
-    /// The session, seq and number of each call that waits for the answer to a command.
+    /// The session, the command's seq and the call's number, for each call that waits for the answer to a
+    /// command.
     by_command: BTreeSet<(u64, u64, u64)>,
-    /// The numbers of the calls that open a session and have no answer yet.
+    /// The numbers of the calls that open a session and are still unanswered.
     opening: BTreeSet<u64>,
-    /// The number of the attaches since the stream was last idle. Later ones have higher numbers, also on
-    /// other streams.
+    /// The attach number for the calls since the stream was last idle. Every later attach has a higher
+    /// number, also on other streams.
     attach: u64,
     /// The session that is attached to the stream.
     attached: Option<u64>,
-    /// The requests of that session that ended without a command, and are not confirmed.
+    /// The requests of the attached session that have ended without a command of the client, and whose end
+    /// the client has not confirmed.
     unconfirmed: BTreeMap<u64, v1::End>,
-    /// Its number in [`SharedStreams::idle`], if it is there.
+    /// The key of this stream in [`SharedStreams::idle`]; `None` while it has calls.
     idle: Option<u64>,
-    /// It ends with the last call.
+    /// The stream is closed once its last call has ended.
     must_close: bool,
-    /// The replica has ended it, the session has moved to another stream, or the caller is refused: no call
-    /// may join.
+    /// No call may join: the replica has ended the stream, another stream has attached the session, or the
+    /// caller is refused.
     is_over: bool,
-    /// This node has closed it.
+    /// This node has closed the stream.
     is_closed: bool,
 }
 
@@ -94,7 +102,7 @@ struct SharedState {
 pub(super) struct AwaitingCall {
     pub(super) caller: Caller,
     pub(super) awaits: Awaits,
-    /// Until when the answer that a request is queued does not suffice.
+    /// The end of the poll. Before this time, [`What::Queued`] does not complete the call.
     pub(super) poll_until: Instant,
     pub(super) progress: CallProgress,
     pub(super) sender: oneshot::Sender<CallAnswer>,
@@ -107,26 +115,27 @@ pub(super) enum Awaits {
     KeptAlive,
     /// The answer to the command with this seq.
     Answer(u64),
-    /// The answer to the `finish` with this seq. The request that it ends, `target`, may have answers of its
-    /// own under the same seq.
+    /// The answer to the `finish` with this seq. `target` is the seq of the request that it ends. Answers to
+    /// that request also arrive under `seq`, if the client uses the same number for both.
     End {
         seq: u64,
         target: u64,
     },
 }
 
-/// Which session is attached to a stream, and the number for attaching it.
+/// The session that is attached to a stream, and the attach number for attaching another one.
 pub(super) struct Attachment {
     pub(super) number: u64,
     pub(super) session: Option<SessionId>,
 }
 
-/// What a call has got so far. It needs both.
+/// The parts of a call's answer that have arrived. The call is complete when it has both.
 #[derive(Default)]
 pub(super) struct CallProgress {
-    /// The last answer to its request.
+    /// The latest answer to the call's request.
     item: Option<v1::ServerItem>,
-    /// The seqs of the holds under a break, once the replica has proven that it leads.
+    /// The seqs of the session's holds under a break. The answer to the call's keep-alive sets them: that
+    /// answer is also the proof that this node leads.
     revoked: Option<Vec<u64>>,
 }
 
@@ -137,7 +146,7 @@ impl AwaitingCall {
     }
 
     fn answer(self, answer: CallAnswer) {
-        // Fails if the caller has gone.
+        // Sending fails only if the caller has gone.
         let _ = self.sender.send(answer);
     }
 }
@@ -183,7 +192,7 @@ impl SharedState {
         Some(call)
     }
 
-    /// Gives all calls of a session this answer.
+    /// Ends all calls of a session with the same answer.
     fn end(&mut self, session: u64, answer: &CallAnswer) {
         let of_session = CallId { session, number: 0 }..=CallId { session, number: u64::MAX };
         let ended: Vec<CallId> = self.calls.range(of_session).map(|(id, _)| *id).collect();
@@ -192,8 +201,8 @@ impl SharedState {
         }
     }
 
-    /// Answers the call if it has all that it needs. Answered calls are taken out, so that a crowd of them
-    /// does not get each other's items.
+    /// Answers the call if it is complete, and removes it: many calls may wait for the same item, and an
+    /// answered one must not be handed further items.
     fn settle(&mut self, id: CallId) {
         if self.calls.get(&id).is_some_and(AwaitingCall::is_complete)
             && let Some(mut call) = self.remove(id)
@@ -211,13 +220,14 @@ impl SharedState {
         v1::SessionCallResponse { item, revoked: revoked.unwrap_or_default(), ended }
     }
 
-    /// Hands an item of the replica to the calls that it concerns. Returns the requests that this leads to.
+    /// Delivers an item of the replica to the calls that wait for it. Returns the requests to send to the
+    /// replica because of this item.
     fn deliver(&mut self, item: v1::ServerItem) -> Vec<Request> {
         let session = item.session;
         match &item.what {
             Some(What::KeptAlive(it)) => {
                 let of = |session| CallId { session, number: it.id };
-                // A call that opens the session does not know its id.
+                // A call that opens the session is stored under session 0.
                 let id = if self.calls.contains_key(&of(session)) { of(session) } else { of(0) };
                 if let Some(call) = self.calls.get_mut(&id) {
                     call.progress.revoked = Some(it.revoked.clone());
@@ -231,7 +241,7 @@ impl SharedState {
                 if it.attach == self.attach {
                     self.attached = Some(session);
                 }
-                // Those that are still unconfirmed follow.
+                // After an attach, the replica sends all unconfirmed ends again.
                 self.unconfirmed.clear();
             }
             Some(What::Opened(_)) => return self.opened(&item),
@@ -243,14 +253,15 @@ impl SharedState {
                     self.end(0, &gone);
                 }
                 if self.attached == Some(session) {
-                    // The secret may open another session on this stream, whose requests begin with 1 again.
+                    // The client may open a new session with the same secret on this stream. The seqs of a
+                    // new session begin at 1 again.
                     self.attached = None;
                     self.unconfirmed.clear();
                 }
             }
             Some(What::Refused(_)) if item.seq == 0 => {
-                // An attached session is refused if another stream has it now. Only one with a higher number
-                // gets it back.
+                // The replica refuses an attached session if another stream has attached it since. Only a
+                // higher attach number gets the session back, so this stream can't be used any more.
                 self.is_over |= self.attached == Some(session);
                 self.end(session, &only(item));
             }
@@ -265,8 +276,8 @@ impl SharedState {
         Vec::new()
     }
 
-    /// The item may answer an earlier call with the same secret, and is no proof for the others: each asks
-    /// for its own.
+    /// Handles the answer to an open. It may answer an earlier call with the same secret, so it does not
+    /// prove to the other calls that this node still leads. So a keep-alive is returned for each of them.
     fn opened(&mut self, item: &v1::ServerItem) -> Vec<Request> {
         self.attached = Some(item.session);
         let mut keep_alives = Vec::new();
@@ -279,7 +290,7 @@ impl SharedState {
         keep_alives
     }
 
-    /// Hands an item on that answers a command.
+    /// Delivers an item that answers a command.
     fn answered(&mut self, item: &v1::ServerItem) {
         let of_command = (item.session, item.seq, 0)..=(item.session, item.seq, u64::MAX);
         let id = |&(session, _, number): &(u64, u64, u64)| CallId { session, number };
@@ -293,7 +304,8 @@ impl SharedState {
                     }
                     continue;
                 }
-                // The same item answers an acquire that is repeated after the end; that confirms nothing.
+                // `Finished` also answers an acquire that is repeated after its end. Only the answer to a
+                // `finish` confirms the end.
                 (Some(What::Finished(_)), Awaits::End { target, .. }) => {
                     self.unconfirmed.remove(&target);
                 }
@@ -306,12 +318,12 @@ impl SharedState {
     }
 }
 
-/// Whether it answers that a request waits on: a later item says how that ends.
+/// Whether the item only reports that the request is queued; a later item has the outcome.
 pub(super) fn is_queued(item: &v1::ServerItem) -> bool {
     matches!(item.what, Some(What::Queued(_)))
 }
 
-/// The answer for which no proof is needed.
+/// An answer without the proof that this node leads: errors and refusals need none.
 fn only(item: v1::ServerItem) -> CallAnswer {
     Ok(v1::SessionCallResponse { item: Some(item), ..Default::default() })
 }
@@ -325,13 +337,13 @@ impl SharedStream {
         self.lock().caller.clone()
     }
 
-    /// Whether it is open only for a next call, and none will use it.
+    /// Whether the stream is idle and no later call can use it: its session is gone, or no call may join.
     pub(in crate::front) fn is_unused(&self) -> bool {
         let state = self.lock();
         state.idle.is_some() && (state.attached.is_none() || state.is_over)
     }
 
-    /// Hands the replica's items to the calls that they concern.
+    /// Delivers the replica's items to the calls that wait for them.
     pub(in crate::front) fn deliver(&self, front: &Front, items: Vec<v1::ServerItem>) {
         let mut state = self.lock();
         let requests: Vec<Request> = items.into_iter().flat_map(|item| state.deliver(item)).collect();
@@ -341,7 +353,8 @@ impl SharedStream {
         }
     }
 
-    /// Ends the calls whose callers `refusal` refuses: the files may have changed since they began.
+    /// Ends the calls whose callers are no longer permitted. `refusal` returns the reason, or `None` if the
+    /// caller is permitted. The access files may have changed since the calls began.
     pub(in crate::front) fn end_denied(&self, refusal: impl Fn(&Caller) -> Option<String>) {
         let mut state = self.lock();
         state.is_over |= refusal(&state.caller).is_some();
@@ -353,7 +366,7 @@ impl SharedStream {
         }
     }
 
-    /// Ends all calls in progress.
+    /// Ends all calls in progress with the status that `end` stands for.
     pub(in crate::front) fn end(&self, end: &v1::StreamEnd) {
         let mut state = self.lock();
         let status = match end.reason() {
@@ -379,12 +392,13 @@ impl SharedStream {
         Attachment { number: state.attach, session: state.attached.map(SessionId) }
     }
 
-    /// Whether the call has no answer yet. The stream may be closed once no call is without one.
+    /// Whether the call is still unanswered. The stream may already be closed if no call is.
     pub(super) fn awaits_answer(&self, id: CallId) -> bool {
         self.lock().calls.contains_key(&id)
     }
 
-    /// The answer for a call whose poll is over: that its request is queued, if that is so.
+    /// Ends a call whose poll is over: returns the answer `Queued` if the call has received it, and the proof
+    /// that this node leads.
     pub(super) fn take_queued(&self, id: CallId) -> Option<v1::SessionCallResponse> {
         let mut state = self.lock();
         if !state.calls.get(&id)?.is_complete() {
@@ -396,10 +410,10 @@ impl SharedStream {
 }
 
 impl Front {
-    /// Adds a call to the stream of those with the same key, which is opened if there is none.
+    /// Adds a call to the stream with this key; opens the stream if there is none.
     ///
     /// # Errors
-    /// There are too many streams.
+    /// The limit of streams is reached, in all or for this caller.
     pub(super) fn join_shared_stream(
         &self,
         key: SharedStreamKey,
@@ -446,7 +460,8 @@ impl Front {
         Ok(stream)
     }
 
-    /// To be called when a call is over. `is_answered`: at once, and no other answer to it will come.
+    /// To be called when a call has ended. `is_answered`: the call was answered within
+    /// [`SHORT_CALL`](super::SHORT_CALL), and no further answer to it can come.
     pub(super) fn leave_shared_stream(&self, stream: &Arc<SharedStream>, id: CallId, is_answered: bool) {
         let mut state = stream.lock();
         state.remove(id);

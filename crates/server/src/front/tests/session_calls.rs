@@ -1,5 +1,5 @@
-//! Calls of sessions without a stream: no barrier passes before those that had arrived are handed on, and
-//! which of them share a stream to the replica.
+//! Session calls: a barrier passes only after the calls that had arrived were passed to the replica; and
+//! which calls share a stream to the replica.
 
 use std::io::{Read as _, Write as _};
 
@@ -50,7 +50,7 @@ async fn answer(rig: &mut Rig, event: usize, items: Vec<v1::ServerItem>) -> Stre
     let replies = replies.map(|(session, what)| v1::ServerItem { session, seq: 0, what: Some(what) });
     let all = replies.chain(items).collect();
     rig.outbox.put(&mut vec![Output::Items(stream, all)], ReplicaStatus::Ready);
-    // Until the call has its answer.
+    // Lets the tasks of the node run until the call has its answer.
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
@@ -71,8 +71,8 @@ fn attach_number(event: &Event) -> u64 {
     }
 }
 
-/// This thread, which is also the runtime's, is blocked while it writes; the calls are in the socket, and in
-/// the accept queue, when the barrier begins.
+/// The runtime has only this thread, which is busy while it writes. So when the barrier begins, the calls are
+/// still in the socket and in the accept queue.
 #[tokio::test]
 async fn barrier_after_a_stall_waits_for_calls_that_keep_sessions_alive() {
     let mut rig = Rig::start().await;
@@ -97,8 +97,8 @@ async fn barrier_after_a_stall_waits_for_calls_that_keep_sessions_alive() {
     assert!(matches!(events[2], Event::Drained(2)), "{events:?}");
 }
 
-/// Its session's end has come while it waited for room in the inbox: a frame now could follow the end of the
-/// stream.
+/// The session ends while the call waits for room in the inbox. The call must not send its frame then: the
+/// frame could follow the end of the stream.
 #[tokio::test]
 async fn call_that_is_answered_already_hands_nothing_on() {
     let mut rig = Rig::start().await;
@@ -173,7 +173,7 @@ async fn short_calls_one_after_the_other_share_a_stream_until_the_replica_ends_i
     assert!(is_keep_alive(&events[1]), "{events:?}");
 }
 
-/// Else a session would have less than its ttl left when its client gets the answer.
+/// Otherwise the session would have less than its ttl left when its client gets the answer.
 #[tokio::test]
 async fn stream_of_a_call_whose_answer_came_late_is_closed() {
     let (mut rig, mut client) = leading().await;
@@ -184,7 +184,7 @@ async fn stream_of_a_call_whose_answer_came_late_is_closed() {
     assert_closed(&rig.events(3).await[2], stream, StreamCloseCause::Service);
 }
 
-/// Its request stays in the queue, and the answer to it may come at any time.
+/// The request stays in the queue, so an answer to it may come at any time.
 #[tokio::test]
 async fn stream_of_a_call_that_has_waited_is_closed() {
     let (mut rig, mut client) = leading().await;
@@ -217,7 +217,7 @@ async fn of_too_many_streams_without_a_call_the_one_that_waits_longest_is_closed
     assert_closed(&rig.events(2 * IDLE_MAX + 3).await[2 * IDLE_MAX + 2], streams[0], StreamCloseCause::Idle);
 }
 
-/// Its session has expired: no call will use it.
+/// The stream's session has expired, so no later call can use the stream.
 #[tokio::test]
 async fn idle_stream_of_a_session_that_is_gone_is_closed() {
     let (mut rig, mut client) = leading().await;
@@ -229,7 +229,7 @@ async fn idle_stream_of_a_session_that_is_gone_is_closed() {
     assert_closed(&rig.events(3).await[2], stream, StreamCloseCause::Idle);
 }
 
-/// Its answer is still to come, and would be taken for one to a later call.
+/// The answer to the call is still to come, and could be taken for the answer to a later call.
 #[tokio::test]
 async fn stream_of_a_call_whose_caller_has_gone_is_closed() {
     let (mut rig, mut client) = leading().await;
