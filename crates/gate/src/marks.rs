@@ -1,10 +1,11 @@
-//! What the marks of a resource say beyond the fence's rule: in which mode a token came first, and what a
-//! killed gate may have left at the upstream.
+//! Information in a resource's marks beyond the fence's rule: the mode in which a token was first used, and
+//! the requests that a killed gate may have left at the upstream.
 
 use lockkeeper_fence::{Marks, ModeKind, Section, Token};
 
-/// The mode in which the section's token came first, if the section says another one. A downgrade to `shared`
-/// keeps its token (F-c). A permit without a slot counts as exclusive: the rule treats both alike.
+/// The mode in which the section's token was first used, if the section has another mode. A downgrade to
+/// `shared` keeps its token (F-c), so it is no other mode. A permit without a slot counts as exclusive: the
+/// rule treats both alike.
 pub(crate) fn other_mode(marks: &Marks, section: Section) -> Option<String> {
     let token = Some(section.token());
     if let Some(slot) = section.slot()
@@ -12,7 +13,7 @@ pub(crate) fn other_mode(marks: &Marks, section: Section) -> Option<String> {
     {
         return None;
     }
-    // Only permits raise the writer of a slot above the base's.
+    // Only a permit can raise the writer of a slot above the writer of the base.
     let first_slot = marks.slots.iter().find(|(_, pair)| pair.writer == token);
     if let Some((slot, _)) = first_slot {
         Some(format!("permit;slot={slot}"))
@@ -25,12 +26,13 @@ pub(crate) fn other_mode(marks: &Marks, section: Section) -> Option<String> {
     }
 }
 
-/// Whether a section may run beside requests of the previous run, which left these marks.
+/// Whether a section may run beside requests that the previous run left at the upstream; `marks` are the
+/// marks that it left.
 ///
-/// A permit's request that is still at the upstream has the token of its slot's effective writer: a higher
-/// one would have waited for its end. Likewise without a slot, with the base's writer. So a section may run
-/// if every writer that it must not run beside has its own token. A slot without marks of its own has the
-/// base's writer, whichever slots have their own.
+/// Such a request under a permit has the token of its slot's effective writer: a request with a higher token
+/// would have waited for its end. The same holds without a slot, for the base's writer. So a section may run
+/// if every writer that excludes it has the section's own token. A slot without marks of its own has the
+/// base's writer.
 pub(crate) fn may_join(marks: &Marks, section: Section) -> bool {
     let is_own = |writer: Option<Token>| writer.is_none_or(|writer| writer == section.token());
     match section.slot() {

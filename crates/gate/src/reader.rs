@@ -4,44 +4,47 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A reader that is slower, in bytes a second, uses up the time that its response may wait.
+/// Minimum rate of a reader, in bytes per second: a slower one uses up the time that its response may wait.
 const BYTES_PER_S_MIN: u64 = 1024;
 
-/// The time that a response has left to wait for its reader. Time that the upstream takes does not count;
-/// what is read adds time again, up to the limit.
+/// The remaining time that a response may wait for its reader. Time that the upstream takes does not count;
+/// each part that is read adds time again, up to the limit.
 #[derive(Debug)]
 pub(crate) struct ReaderWait {
     limit: Duration,
     left: Duration,
-    /// Since when the reader lets the response wait; `None`: it waits for the next part.
+    /// The time since which the response waits for the reader; `None` while the reader waits for the next
+    /// part.
     since: Option<Instant>,
 }
 
 impl ReaderWait {
-    /// A response that nobody reads yet.
+    /// The state of a response whose reader has not begun to read.
     pub(crate) fn new(limit: Duration, now: Instant) -> Self {
         Self { limit, left: limit, since: Some(now) }
     }
 
-    /// The reader takes the next part as soon as there is one.
+    /// To be called when the reader is ready for the next part.
     pub(crate) fn ready(&mut self, now: Instant) {
         if let Some(since) = self.since.take() {
             self.left = self.left.saturating_sub(now - since);
         }
     }
 
-    /// The reader has got a part of this length.
+    /// To be called when the reader has taken a part of this length.
     pub(crate) fn taken(&mut self, bytes: usize, now: Instant) {
         let more = Duration::from_millis((bytes as u64).saturating_mul(1000) / BYTES_PER_S_MIN);
         self.left = self.left.saturating_add(more).min(self.limit);
         self.since = Some(now);
     }
 
-    /// When the time is over, if the reader does nothing. While it waits itself: when to check again.
+    /// The time at which the wait is over if the reader stays idle. While the reader waits for the upstream:
+    /// the time of the next check.
     pub(crate) fn until(&self, now: Instant) -> Instant {
         match self.since {
             Some(since) => since + self.left,
-            // A reader that begins to let the response wait may have hardly any time left.
+            // The reader may become slow at any time, with hardly any time left, so the next check is due
+            // after the time that is left, but not before a second.
             None => now + self.left.max(Duration::from_secs(1)),
         }
     }

@@ -1,24 +1,25 @@
-//! Whether the gate ended in an orderly way the last time.
+//! Whether the previous run of the gate ended in an orderly way.
 //!
-//! A gate that was killed has left requests at the upstream whose ends nobody has seen. They can only be at
-//! resources that have marks, since marks are durable before a request is forwarded, and only under the
-//! tokens of the last writers. So for the first `settle` after such a start, a resource with marks admits
-//! only what may run beside those (`marks.rs`). A gate that ended in an orderly way, with no request inside,
-//! leaves a file that says so; it is removed, durably, before the next request is admitted.
+//! A gate that was killed may have left requests running at the upstream, and their ends are unknown. Such
+//! requests concern only resources that have marks, since marks are durable before a request is forwarded,
+//! and they have the tokens of the last writers. So for the first `settle` after such a start, a resource
+//! with marks admits only requests that may run beside them (`marks.rs`). A gate that ends in an orderly way,
+//! with no request in progress, leaves a file that says so; the next start removes this file, durably, before
+//! it admits a request.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The file.
+/// The file that an orderly end leaves.
 const NAME: &str = "ended-in-order";
 
 /// The state of a data directory between start and end.
 #[derive(Debug)]
 pub(crate) struct Restart {
     path: PathBuf,
-    /// Until then, requests of the previous run may be at the upstream.
+    /// The time until which requests of the previous run may be at the upstream.
     unsettled_until: Option<Instant>,
 }
 
@@ -45,9 +46,9 @@ impl Restart {
             .filter(|left| !left.is_zero())
     }
 
-    /// Records that no request is inside.
+    /// Records an orderly end: no request is in progress.
     pub(crate) fn end(&self) -> io::Result<()> {
-        // The previous run's requests may have outlived this short one.
+        // This run may have been too short for the previous run's requests to have ended.
         if self.unsettled_for().is_some() {
             return Ok(());
         }

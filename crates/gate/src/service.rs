@@ -1,4 +1,4 @@
-//! One request: what it is about, its admission, and its way to the upstream and back.
+//! The life of one request: its resource, its admission, and its way to the upstream and back.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -35,13 +35,13 @@ use crate::restart::Restart;
 use crate::rules::{Rules, Ruling, canonical};
 use crate::shares::{Priority, Shares};
 
-/// `Retry-After` of a gate that has too much to do.
+/// `Retry-After` of a response that refuses a request because a limit is reached or the gate is ending.
 const OVERLOAD: Duration = Duration::from_secs(1);
 
-/// Requests whose end is unknown, at once. Bounds their memory.
+/// Maximum number of guarded requests whose end at the upstream is unknown; bounds their memory.
 const UNSETTLED_MAX: usize = 1 << 16;
 
-/// What the requests of a gate share.
+/// The state that all requests of a gate share.
 pub(crate) struct GateState {
     pub(crate) fence: HttpFence<DurableMarks>,
     pub(crate) rules: Rules,
@@ -51,13 +51,14 @@ pub(crate) struct GateState {
     pub(crate) timeout: Duration,
     pub(crate) tokens: Option<TokenCheck>,
     pub(crate) upstream: Upstream,
-    /// How long the gate waits for a client in all: for its next request, and to read a response.
+    /// Limit on the time that the gate waits for a client: for its next request, and until it has read a
+    /// response.
     pub(crate) client_timeout: Duration,
     /// Bounds the requests in progress.
     pub(crate) requests: Shares,
-    /// Number of requests whose end is unknown, and not settled yet.
+    /// Number of requests whose end at the upstream is unknown, and that have not been settled by time.
     pub(crate) unsettled: Arc<AtomicUsize>,
-    /// No request is forwarded any more: the process is about to end.
+    /// Set when the process is about to end: no further request is forwarded.
     pub(crate) is_closed: AtomicBool,
 }
 
@@ -68,17 +69,17 @@ pub(crate) struct Upstream {
     pub(crate) authority: Authority,
 }
 
-/// What becomes of a request.
+/// How a request is handled.
 enum Disposition {
-    /// It has no token and needs none.
+    /// The request has no token and needs none.
     Open,
-    /// It was admitted, and its marks are durable.
+    /// The request was admitted, and its marks are durable.
     Guarded(Pass, Action),
-    /// A POST with `Fencing-Action: enter`.
+    /// A POST with `Fencing-Action: enter`; the gate answers it.
     Entered,
 }
 
-/// A request that is answered without the upstream; `outcome` is for the counter.
+/// The response to a request that is not forwarded. `outcome` is the label of the counter.
 struct Refusal {
     outcome: &'static str,
     response: Response<Bytes>,
@@ -123,7 +124,8 @@ impl GateState {
                 answered("entered", response)
             }
             Ok(Disposition::Open) => self.forward("open", parts, body, &client, None, in_progress).await,
-            // A read changes nothing: the next holder need not wait for its end, only for what it was told.
+            // A read changes nothing, so the next holder need not wait for the read's end: the pass is
+            // dropped once the response has begun.
             Ok(Disposition::Guarded(pass, Action::Enter)) => {
                 let response = self.forward("guarded", parts, body, &client, None, in_progress).await;
                 drop(pass);
@@ -131,7 +133,7 @@ impl GateState {
             }
             Ok(Disposition::Guarded(pass, _)) => {
                 let inside = Inside::new(pass, self.settle, Arc::clone(&self.unsettled));
-                // Its end is to be known also if the client does not wait for it.
+                // The next holder must wait for the end of this write, even if the client disconnects.
                 let forwarded = async move {
                     self.forward("guarded", parts, body, &client, Some(inside), in_progress).await
                 };
@@ -200,12 +202,14 @@ impl GateState {
             let response = later(self.settle, "overloaded", "Too many requests", detail);
             return Err(Refusal { outcome: "overloaded", response });
         }
-        // Before the admission, so that a token which nobody was granted shuts nobody out.
+        // Checked before the admission, so that a token that was never granted can't raise the marks and shut
+        // out the holder.
         self.check_token(lock, fenced_request.fenced().section.token()).await?;
         let fenced = fenced_request.fenced().clone();
         let is_answered_here = fenced_request.is_answered_by_fence();
         let admitted = fenced_request.admit().await?;
-        // Read after the admission: an ending gate closes first, and then looks whether a resource is in use.
+        // Checked after the admission: an ending gate first sets `is_closed`, and then checks whether a
+        // resource is in use.
         if self.is_closed.load(Ordering::SeqCst) {
             let response = later(OVERLOAD, "ending", "The gate ends", "the gate is ending. Nothing was done");
             return Err(Refusal { outcome: "ending", response });
@@ -215,8 +219,8 @@ impl GateState {
         Ok(if is_answered_here { Disposition::Entered } else { Disposition::Guarded(pass, fenced.action) })
     }
 
-    /// What the marks say beyond the fence's rule: a token is of one mode, and requests of the previous run
-    /// may be at the upstream if that did not end in an orderly way.
+    /// The refusal that the marks require beyond the fence's rule: a token is used in one mode only, and
+    /// requests of the previous run may be at the upstream unless that run ended in an orderly way.
     fn refusal_by_marks(&self, marks: &Marks, section: Section) -> Option<Refusal> {
         if let Some(first) = other_mode(marks, section) {
             let detail = format!(
@@ -282,7 +286,8 @@ impl GateState {
                 to_client(parts.version, &mut parts.headers);
                 parts.version = Version::default();
                 observe::request(outcome);
-                // The upstream is a proxy itself, and does not know what the service behind it does.
+                // The upstream is itself a proxy that does not know how the service behind it has handled the
+                // request.
                 let is_unknown =
                     matches!(parts.status, StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT);
                 let inside = inside.filter(|_| !is_unknown).map(|inside| (inside, deadline));
@@ -330,8 +335,8 @@ impl Upstream {
     }
 }
 
-/// A future that is spawned if it is dropped before its end. Spawned from the beginning, it would cost each
-/// request two wake-ups on another thread, a tenth of its time.
+/// A future that continues as a task of its own if it is dropped before its end. To spawn it from the
+/// beginning would cost each request two wake-ups on another thread, a tenth of its time.
 struct FinishDetached<T: Send + 'static> {
     future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
 }

@@ -1,4 +1,4 @@
-//! Limits on connections and requests: in all, for the clients of one network, and for requests that are no
+//! Limits on connections and requests: in total, for the clients of one network, and for requests other than
 //! guarded writes.
 
 use std::net::IpAddr;
@@ -6,22 +6,22 @@ use std::sync::Arc;
 
 use lockkeeper_places::{NoPlace, Places, TakenPlace, network};
 
-/// What is counted, and the limits: `max` at once, half of them for one network.
+/// Counts connections or requests against their limits: `max` in total, half of them for one network.
 #[derive(Debug)]
 pub(crate) struct Shares {
     all: Arc<Places<IpAddr>>,
-    /// Those of them that are not [`Priority::First`]: three quarters of each limit.
+    /// Those that are not [`Priority::First`]; limited to three quarters of each limit.
     others: Arc<Places<IpAddr>>,
 }
 
-/// What may use the last quarter of a limit.
+/// Whether a request may use the last quarter of a limit: only `First` may.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Priority {
     First,
     Others,
 }
 
-/// One of the numbers, free again once this is dropped.
+/// One counted connection or request; dropping this value frees its place.
 #[derive(Debug)]
 pub(crate) struct Share {
     _of_all: TakenPlace<IpAddr>,
@@ -40,10 +40,10 @@ impl Shares {
         Self { all: Places::with_share(max, half), others }
     }
 
-    /// Takes one for a client.
+    /// Counts a connection or request of a client.
     ///
     /// # Errors
-    /// There is none.
+    /// A limit is reached.
     pub(crate) fn take(&self, client: IpAddr, priority: Priority) -> Result<Share, NoPlace> {
         let holder = Some(network(client));
         let _of_others = match priority {
@@ -53,7 +53,7 @@ impl Shares {
         Ok(Share { _of_all: self.all.take(holder)?, _of_others })
     }
 
-    /// Number of those that are taken.
+    /// The number in use.
     pub(crate) fn taken(&self) -> usize {
         self.all.taken()
     }

@@ -1,5 +1,5 @@
-//! A client's process: the production state machine of its session, its clock, and the program that uses the
-//! lock.
+//! A client's process: the production state machine of a session, the process's clock, and the program that
+//! uses the lock.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,47 +13,47 @@ use crate::locks::Client;
 use crate::resource::BalanceRead;
 use crate::settings::Settings;
 
-/// What the clock of a process shows at the start, in nanoseconds.
+/// The reading of a process's clock at the start, in nanoseconds.
 const CLOCK_START: u64 = 1_000_000_000_000;
 
 /// A process.
 pub(crate) struct Process {
     pub(crate) client: Client,
     pub(crate) mode: ModeKind,
-    /// How much it withdraws.
+    /// The amount that the program withdraws.
     pub(crate) amount: i64,
     pub(crate) machine: Machine,
     pub(crate) clock: Clock,
-    /// The machine's present request.
+    /// The key of the current request in `machine`.
     pub(crate) key: Key,
     pub(crate) state: ProgramState,
     pub(crate) hold: Option<KnownHold>,
-    /// The session's lease deadline, on its own clock.
+    /// The session's lease deadline, on the process's clock.
     pub(crate) lease_deadline: Option<BootInstant>,
-    /// Until when it stands still.
+    /// The end of the current pause of the process.
     pub(crate) paused_until: Option<u64>,
-    /// What has arrived while it stands still.
+    /// The messages that arrived during the pause.
     pub(crate) inbox: VecDeque<Arrival>,
-    /// Its first write was sent, which a play may delay.
+    /// Whether the first write was sent; a story may delay that write.
     pub(crate) has_written: bool,
-    /// It has stood still once.
+    /// Whether the process was paused before.
     pub(crate) has_paused: bool,
-    /// When the machine is to be woken.
+    /// The time of the next timer of `machine`.
     pub(crate) wake_ms: Option<u64>,
 }
 
-/// What a program is doing.
+/// The step that a program is in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ProgramState {
     NotStarted,
-    /// It waits for the lock.
+    /// Waiting for the lock.
     Acquiring,
-    /// It waits for the balance.
+    /// Waiting for the balance.
     Reading,
     Working(BalanceRead),
-    /// A reader waits for the balance again.
+    /// A reader, waiting for the balance a second time.
     ReadingAgain(BalanceRead),
-    /// It waits for the answer to its write.
+    /// Waiting for the answer to the write.
     Writing,
     Releasing,
     Finished,
@@ -64,16 +64,16 @@ pub(crate) enum ProgramState {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct KnownHold {
     pub(crate) token: Option<Token>,
-    /// Why it has ended, once the client library has found out.
+    /// Why the hold has ended, once the client library has learned it.
     pub(crate) lost: Option<LossCause>,
 }
 
-/// What arrives at a process.
+/// A message that arrives at a process.
 #[derive(Debug)]
 pub(crate) enum Arrival {
-    /// For the machine.
+    /// From the lock service, for `machine`.
     FromLocks(Event),
-    /// For the program.
+    /// From the resource, for the program.
     FromResource(ResourceAnswer),
 }
 
@@ -113,7 +113,7 @@ impl Process {
         }
     }
 
-    /// The next request of the program: no limit, it waits until it gets the lock.
+    /// The program's next request, which waits for the lock without a limit.
     pub(crate) fn next_request(&mut self) -> Event {
         self.key = Key(self.key.0 + 1);
         self.state = ProgramState::Acquiring;
@@ -128,14 +128,14 @@ impl Process {
         Event::Acquire { key: self.key, limits }
     }
 
-    /// What it shows to the fence; `None` without a token.
+    /// The section that the program sends to the fence; `None` without a token.
     pub(crate) fn section(&self) -> Option<Section> {
         let token = self.hold?.token?;
         Some(if self.mode == ModeKind::Shared { Section::shared(token) } else { Section::exclusive(token) })
     }
 
-    /// As `Guard::check`: the hold has not ended, as far as this process has learned, and its lease is valid
-    /// by the process's own clock.
+    /// As `Guard::check`: the process has not learned of an end of the hold, and the lease is valid by the
+    /// process's own clock.
     pub(crate) fn is_valid(&self, now_ms: u64) -> bool {
         let is_held = self.hold.is_some_and(|hold| hold.lost.is_none());
         is_held && self.lease_deadline.is_some_and(|until| self.clock.at(now_ms) < until)
@@ -145,7 +145,7 @@ impl Process {
         self.hold?.token.map(Token::get)
     }
 
-    /// Nothing more comes from it.
+    /// Whether the process sends nothing any more.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.state, ProgramState::Finished | ProgramState::Dead)
     }
@@ -162,12 +162,12 @@ impl Clock {
         100u64.saturating_add_signed(self.drift_percent)
     }
 
-    /// What it shows at a time of the play.
+    /// The reading of this clock at a time of the story, in milliseconds.
     pub(crate) fn at(self, ms: u64) -> BootInstant {
         BootInstant::from_nanos(CLOCK_START + ms * 10_000 * self.rate())
     }
 
-    /// The first millisecond of the play at which it shows `instant` or later.
+    /// The first millisecond of the story at which this clock shows `instant` or later.
     pub(crate) fn time_of(self, instant: BootInstant) -> u64 {
         instant.as_nanos().saturating_sub(CLOCK_START).div_ceil(10_000 * self.rate())
     }

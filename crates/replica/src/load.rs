@@ -1,10 +1,10 @@
-//! What a node has, and what it has done since its start: for metrics.
+//! A node's state, and its counts since its start, for metrics.
 
 use std::time::Duration;
 
 use lockkeeper_core::{Command, Effect, End, PrefixLoad, Reply, Usage};
 
-/// What a node has.
+/// The state of a node.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Load {
     /// This node leads.
@@ -19,30 +19,29 @@ pub struct Load {
     pub committed: u64,
     /// The last token that was issued.
     pub last_token: u64,
-    /// What all sessions have together in the table.
+    /// The usage of the table by all sessions together.
     pub usage: Usage,
-    /// The load of the prefixes that were asked for, and of others.
+    /// The load of the requested prefixes, and of all others together.
     pub prefixes: Vec<PrefixLoad>,
-    /// The members of the cluster, and how many of them the leader hears, itself included. A follower hears
-    /// only its own.
+    /// Number of members of the cluster.
     pub members: u64,
-    /// See `members`; 0 unless this node leads.
+    /// Number of members from which the leader receives answers, itself included; 0 unless this node leads.
     pub answering: u64,
-    /// What this node has done as the leader.
+    /// The counts of this node as the leader.
     pub activity: Activity,
 }
 
-/// What a node has done as the leader since its start. A new leader begins with its own counts, so sums over
-/// the nodes count everything once.
+/// Counts of a node as the leader, since its start. A new leader starts from its own counts, so a sum over
+/// the nodes counts each event once.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Activity {
     /// Grants.
     pub grants: u64,
     /// Sessions that expired: their clients were not heard for the ttl.
     pub expired: u64,
-    /// Requests that left the queue since their time was over.
+    /// Requests that left the queue because their wait limit was over.
     pub timed_out: u64,
-    /// Breaks that operators ordered. One that is ordered again, with `now`, counts twice.
+    /// Breaks by operators. A break that is repeated with `now` counts twice.
     pub breaks: u64,
     /// Keep-alives and attaches, by the part of the ttl that was left when they arrived, in tenths.
     pub slack: [u64; SLACK_PARTS],
@@ -51,7 +50,7 @@ pub struct Activity {
 /// The number of equal parts of a ttl in [`Activity::slack`].
 pub const SLACK_PARTS: usize = 10;
 
-/// A command whose effects are counted, which its own fields don't tell.
+/// The kind of a command, if its effects alone do not show what to count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Counted {
     Expiry,
@@ -70,7 +69,7 @@ impl Counted {
 }
 
 impl Activity {
-    /// Counts what a command has done.
+    /// Counts the effects of an applied command.
     pub(crate) fn applied(&mut self, command: Counted, reply: &Reply, effects: &[Effect]) {
         self.grants += u64::from(matches!(reply, Reply::Granted(_)));
         self.breaks += u64::from(command == Counted::Break && matches!(reply, Reply::Done));
@@ -84,11 +83,11 @@ impl Activity {
         }
     }
 
-    /// Counts a keep-alive that arrived when so much of the ttl was left.
+    /// Counts a keep-alive that arrived when `left` of the ttl was left.
     pub(crate) fn kept_alive(&mut self, left: Duration, ttl: Duration) {
         let parts = SLACK_PARTS as u128;
         let part = left.as_nanos() * parts / ttl.as_nanos().max(1);
-        // A session that was opened or kept alive in this turn has all of it.
+        // The whole ttl is left if the session was opened or kept alive in this turn.
         let part = usize::try_from(part.min(parts - 1)).unwrap_or(SLACK_PARTS - 1);
         self.slack[part] += 1;
     }

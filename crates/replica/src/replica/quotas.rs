@@ -1,10 +1,12 @@
-//! Quotas: the most that the sessions of one identity, and all sessions together, may have in the table.
+//! Quotas: limits on the table's content, for the sessions of one identity and for all sessions together.
 //!
-//! The leader checks an acquire, a longer value or a new session before it queues the command, against what
-//! the table has and what is queued or proposed and not applied yet (*reserved*). So the limits are exact
-//! although commands are pipelined, the log has no trace of refused commands, and limits can be changed at
-//! any time without an agreement of the nodes. A closed hold counts for the identity whose session held it,
-//! but a snapshot does not say whose it is: after a restart from one it counts for all together only. The
+//! The leader checks an acquire, a longer value or a new session before it queues the command. It adds the
+//! usage in the table and the usage of commands that are queued or proposed and not applied yet (*reserved*).
+//! So the limits are exact although commands are pipelined, the log has no trace of refused commands, and
+//! limits can be changed at any time without an agreement of the nodes.
+//!
+//! A closed hold counts for the identity whose session held it. Snapshots do not contain that identity, so
+//! after a restart from a snapshot a closed hold counts only towards the limits of all sessions together. The
 //! table's own limits (M1) hold independently. A repetition of a command that was queued before is not
 //! checked: it changes nothing (R5), and its client must get the answer of the first one.
 
@@ -19,15 +21,15 @@ use super::Replica;
 #[derive(Default)]
 pub(super) struct Quotas {
     all: Quota,
-    /// Of identities with open streams, or with reservations.
+    /// The identities with open streams or with reservations.
     by_identity: BTreeMap<Box<str>, Quota>,
     /// The hashes of the secrets of sessions that are queued and not applied yet.
     opening: BTreeSet<[u8; 32]>,
 }
 
-/// How far a command that adds nothing but its answer may exceed the limit of bytes: one that has reached the
-/// limit must be able to change values and to downgrade, but not without end, since answers are kept until
-/// they are confirmed.
+/// How far a command that adds only its answer may exceed the limit of bytes. An identity at its limit must
+/// still be able to change values and to downgrade, but not without bound, since answers are kept until they
+/// are confirmed.
 const ANSWER_SLACK: u64 = 1 << 20;
 
 #[derive(Clone, Copy)]
@@ -43,7 +45,7 @@ impl Default for Quota {
     }
 }
 
-/// What a queued command reserves, and for whom.
+/// The usage that a queued command reserves, and the identity for which it is reserved.
 pub(super) struct Reservation {
     identity: Arc<str>,
     usage: Usage,
@@ -62,7 +64,7 @@ impl Quotas {
         self.forget_if_unused(identity);
     }
 
-    /// Sets the limits of all together, and of identities that have streams.
+    /// Sets the limits of all sessions together, and of the identities that have streams.
     pub(super) fn set(&mut self, total: Usage, by_identity: Vec<(Box<str>, Usage)>) {
         self.all.most = total;
         for (identity, most) in by_identity {
@@ -72,9 +74,9 @@ impl Quotas {
         }
     }
 
-    /// Reserves `wanted`, or says which limit does not allow it. `None`: without a limit nothing is reserved.
-    /// A limit that is set later does not include commands that are queued at that time, until they are
-    /// applied.
+    /// Reserves `wanted`; the error names the limit that does not allow it. `None`: there is no limit, so
+    /// nothing is reserved. A limit that is set later does not count the commands that are queued at that
+    /// time, until they are applied.
     fn reserve(
         &mut self,
         identity: &Arc<str>,
@@ -108,7 +110,7 @@ impl Quotas {
         Ok(Some(Reservation { identity: identity.clone(), usage: wanted }))
     }
 
-    /// The command is applied: the table has it now, or has refused it.
+    /// Releases a reservation: the table has applied or refused the command.
     pub(super) fn release(&mut self, reservation: &Reservation) {
         let Reservation { identity, usage } = reservation;
         self.all.reserved = self.all.reserved.minus(*usage);
@@ -118,12 +120,12 @@ impl Quotas {
         self.forget_if_unused(identity);
     }
 
-    /// A session with this secret is queued from now on.
+    /// Records that the opening of a session with this secret is queued.
     pub(super) fn session_queued(&mut self, secret_hash: [u8; 32]) {
         self.opening.insert(secret_hash);
     }
 
-    /// It is applied.
+    /// Records that the opening of the session is applied.
     pub(super) fn session_applied(&mut self, secret_hash: &[u8; 32]) {
         self.opening.remove(secret_hash);
     }
@@ -132,7 +134,7 @@ impl Quotas {
         self.opening.contains(secret_hash)
     }
 
-    /// This node leads no longer: its queued commands are dropped, and its streams end.
+    /// To be called when this node stops leading: its queued commands are dropped, and its streams end.
     pub(super) fn step_down(&mut self) {
         self.all.reserved = Usage::default();
         self.by_identity.clear();
@@ -147,7 +149,7 @@ impl Quotas {
     }
 }
 
-/// A number that would be above its limit.
+/// A limit that would be exceeded.
 struct Excess {
     what: &'static str,
     most: u64,
@@ -155,7 +157,7 @@ struct Excess {
     more: u64,
 }
 
-/// The first number that would be above its limit.
+/// The first limit that would be exceeded.
 fn exceeded(quota: &Quota, used: Usage, wanted: Usage) -> Option<Excess> {
     let most = match wanted == Usage::of_answer() {
         true => quota.most.plus(Usage { bytes: ANSWER_SLACK, ..Usage::default() }),
@@ -168,8 +170,8 @@ fn exceeded(quota: &Quota, used: Usage, wanted: Usage) -> Option<Excess> {
 }
 
 impl Replica {
-    /// Reserves what a session's command adds, or says why it may not. `None`: the command adds nothing, or
-    /// is a repetition.
+    /// Reserves the usage that a session's command adds; the error says why that is not allowed. `None`:
+    /// nothing is reserved, since the command adds nothing, is a repetition, or has no limit.
     pub(super) fn reserve(
         &mut self,
         identity: &Arc<str>,
@@ -180,7 +182,7 @@ impl Replica {
             _ if is_repetition => return Ok(None),
             Command::Acquire(acquire @ Acquire { session, .. }) => (session, Usage::of_acquire(acquire)),
             Command::SetValue { session, target, value, .. } => {
-                // Nothing is known of the value of a hold that is only queued.
+                // The present value is unknown while the command that requests the hold is queued.
                 let bytes = match self.table.has_seen(*session, *target) {
                     true => self.table.value_growth(*session, *target, value.len()),
                     false => value.len() as u64,
@@ -193,7 +195,7 @@ impl Replica {
         let used = self.table.usage_beside(*session);
         let in_all = self.table.usage_in_all();
         match self.table.identity(*session) {
-            // Opened by a client without an identity: it counts for those.
+            // A session that was opened without an identity counts towards the limits of clients without one.
             Some("") if !identity.is_empty() => self.quotas.reserve(&"".into(), used, in_all, wanted),
             _ => self.quotas.reserve(identity, used, in_all, wanted),
         }

@@ -1,7 +1,7 @@
-//! Authentication by tokens, and authorization by permissions; the files with both.
+//! Authentication by tokens, authorization by permissions, and the files that contain both.
 //!
-//! Responsible for: a decision is made at the node that terminates the caller's connection, with that node's
-//! files; it is bounded in work; and new files hold for everything that is asked from then on.
+//! Responsible for: the node that terminates the caller's connection makes the decision, with its own files;
+//! each decision takes bounded work; reloaded files apply to every request that arrives afterwards.
 
 mod identity;
 mod permissions;
@@ -28,10 +28,10 @@ use rates::Rates;
 /// The size of the cache of callers' rights; a full cache is emptied.
 const REMEMBERED_MAX: usize = 4_096;
 
-/// The files by which a node knows its callers, and what they may do.
+/// The files with which a node authenticates and authorizes its callers.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct AccessFiles {
-    /// The tokens; `None`: there are none.
+    /// The tokens; `None`: no caller has a token.
     pub tokens: Option<PathBuf>,
     /// The permissions; `None`: every caller may do everything.
     pub permissions: Option<PathBuf>,
@@ -42,7 +42,7 @@ pub(crate) struct Access {
     files: AccessFiles,
     current: Mutex<Arc<Loaded>>,
     rates: Rates,
-    /// Notified when other files are in use.
+    /// Notified when changed files were loaded.
     changed: Notify,
 }
 
@@ -65,18 +65,19 @@ impl Access {
         Ok(Arc::new(Self { files: files.clone(), current, rates: Rates::default(), changed: Notify::new() }))
     }
 
-    /// Completes when other files are in use than at the last completion. For one task.
+    /// Completes when changed files were loaded since the last completion. Only one task may wait.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// The refusal of a caller that is revoked by the files in use now; `None`: it is not.
+    /// The refusal if the current files revoke the caller; else `None`.
     pub(crate) fn revoked(&self, caller: &Identity) -> Option<String> {
         let rights = self.rights(caller)?;
         rights.is_revoked().then(|| revoked(caller))
     }
 
-    /// Why all that a caller has open must end, by the files in use now; `None`: it need not.
+    /// Why the caller's open streams, calls and connections must end by the current files; `None` if they may
+    /// continue.
     pub(crate) fn ended(&self, caller: &Identity, token: Option<&TokenId>) -> Option<String> {
         if let Some(refusal) = self.revoked(caller) {
             return Some(refusal);
@@ -85,7 +86,7 @@ impl Access {
         is_removed.then(|| format!("{caller} may do nothing: its token was removed"))
     }
 
-    /// Whether callers may show tokens.
+    /// Whether this node accepts tokens.
     pub(crate) fn takes_tokens(&self) -> bool {
         self.files.tokens.is_some()
     }
@@ -100,7 +101,7 @@ impl Access {
         self.current().permissions.as_ref().map(|permissions| permissions.digest().to_owned())
     }
 
-    /// What a caller may do by the files that are in use now; `None`: everything.
+    /// The rights of a caller by the current files; `None`: the caller may do everything.
     pub(crate) fn rights(&self, caller: &Identity) -> Option<Arc<Rights>> {
         let current = self.current();
         let permissions = current.permissions.as_ref()?;
@@ -116,20 +117,20 @@ impl Access {
         Some(rights)
     }
 
-    /// Counts a request of a caller with these rights.
+    /// Counts a request against the caller's rate limit.
     ///
     /// # Errors
-    /// The caller asks too often, in words for it.
+    /// The limit is exceeded; the message is for the caller.
     pub(crate) fn count_request(&self, rights: &Rights, caller: &Identity) -> Result<(), String> {
         rights.quota().requests_per_second.map_or(Ok(()), |rate| self.rates.count(rate, caller))
     }
 
-    /// The most that a caller's sessions may have, by the files that are in use now.
+    /// The limits on all sessions of a caller together, by the current files.
     pub(crate) fn quota(&self, caller: &Identity) -> Usage {
         self.rights(caller).map_or_else(|| quotas::default_of(caller), |rights| rights.quota().most)
     }
 
-    /// The most that all sessions together may have.
+    /// The limits on all sessions of all callers together.
     pub(crate) fn total_quota(&self) -> Usage {
         self.current().permissions.as_ref().map_or(Usage::UNLIMITED, Permissions::total)
     }
@@ -159,7 +160,7 @@ pub(crate) fn check(
     }
 }
 
-/// What a caller wants to do, after "may not".
+/// The action as a phrase that follows "may not".
 fn in_words(action: Permission, name: Option<&LockName>) -> String {
     match (action, name) {
         (Permission::Admin, _) => "do what needs the permission `admin`".to_owned(),

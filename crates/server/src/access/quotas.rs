@@ -23,7 +23,7 @@ use serde::Deserialize;
 
 use super::identity::Identity;
 
-/// The most of each that is allowed; `None`: the default.
+/// The limits that an entry sets; `None`: the default applies.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct QuotaFields {
@@ -46,7 +46,7 @@ impl QuotaFields {
     }
 }
 
-/// An entry of the file.
+/// A `[[quota]]` entry of the permissions file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct QuotaEntry {
@@ -59,7 +59,7 @@ pub(super) struct QuotaEntry {
     requests_per_second: Option<NonZeroU32>,
 }
 
-/// An entry that is checked, except for who it is for.
+/// A validated entry; the names in `who` are not validated here.
 pub(super) struct QuotaRule {
     line: usize,
     pub(super) who: Vec<String>,
@@ -87,8 +87,8 @@ impl QuotaRule {
     }
 }
 
-/// What a caller may have in the table if no file says otherwise: half of what the table has room for.
-/// Anonymous callers share the whole, since they can't be distinguished.
+/// A caller's limits in the table by default: half of the table's own limits. Anonymous callers together may
+/// use the whole table, since they can't be told apart.
 pub(super) fn default_of(caller: &Identity) -> Usage {
     match *caller == Identity::ANONYMOUS {
         true => Usage::UNLIMITED,
@@ -104,11 +104,11 @@ pub(super) fn default_of(caller: &Identity) -> Usage {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Quota {
-    /// The line of the entry that says it, from 1; `None`: the default.
+    /// The line of the entry that applies, from 1; `None`: the default.
     pub line: Option<usize>,
-    /// The most that its sessions may have together.
+    /// The limits on all sessions of the caller together.
     pub most: Usage,
-    /// The most that it may ask for in a second, and at once; `None`: there is no limit.
+    /// The limit on requests per second, and on requests at once; `None`: unlimited.
     pub requests_per_second: Option<NonZeroU32>,
 }
 

@@ -1,7 +1,7 @@
-//! How many requests each caller makes in a second.
+//! Limits each caller's requests per second.
 //!
-//! Responsible for: a caller that has used up its rate stays limited when files are reloaded or many others
-//! come, and callers that are silent for a while cost no memory.
+//! Responsible for: a caller that has used up its rate stays limited when files are reloaded or when many
+//! other callers arrive, and callers that are silent for a while use no memory.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -12,7 +12,8 @@ use governor::{DefaultKeyedRateLimiter, RateLimiter};
 
 use super::identity::Identity;
 
-/// Above so many callers, those are forgotten that may ask for as much as one that has never asked.
+/// Above this number of callers, the limiter forgets callers whose rate has recovered completely: they are
+/// treated like new ones anyway.
 const REMEMBERED: usize = 4_096;
 
 /// One rate limiter for each configured rate. A limiter counts each of its callers separately.
@@ -21,15 +22,15 @@ pub(super) struct Rates(Mutex<BTreeMap<NonZeroU32, Arc<Limiter>>>);
 
 struct Limiter {
     callers: DefaultKeyedRateLimiter<Identity>,
-    /// The number of callers at which the silent ones are forgotten next.
+    /// The number of callers at which the next sweep forgets the silent ones.
     sweep_at: Mutex<usize>,
 }
 
 impl Rates {
-    /// Counts a request of a caller that may make `per_second`, and as many at once.
+    /// Counts a request of a caller that may make `per_second` requests per second, and as many at once.
     ///
     /// # Errors
-    /// There were too many, in words for the caller.
+    /// The rate is exceeded; the message is for the caller.
     pub(super) fn count(&self, per_second: NonZeroU32, caller: &Identity) -> Result<(), String> {
         let limiter = {
             let mut limiters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,7 +63,8 @@ impl Limiter {
         Self { callers, sweep_at: Mutex::new(REMEMBERED) }
     }
 
-    /// Each sweep visits all callers, so the next one is when there are twice as many.
+    /// Forgets silent callers. A sweep visits all callers, so the next one is due when the number of callers
+    /// has doubled.
     fn forget_silent(&self) {
         let mut sweep_at = self.sweep_at.lock().unwrap_or_else(PoisonError::into_inner);
         if self.callers.len() >= *sweep_at {

@@ -1,11 +1,12 @@
-//! Calls of sessions whose bodies are still arriving.
+//! Session calls whose bodies are still arriving.
 //!
-//! Responsible for: no drain barrier passes before a call whose body had arrived whole is handed on (P9), and
-//! none waits for a body that had not. So a body is a reader of the barrier, as a stream is: it has passed
-//! once the socket was found empty and nothing of the body is left in between, in the HTTP layer. For HTTP/1
-//! that takes a read of the socket that would block *after* the body was asked for its next part: the layer
-//! hands on one part at a time, and reads the socket only if it has none. For HTTP/2 it takes a look at the
-//! body after that read.
+//! Responsible for: a drain barrier passes only after every call whose body had arrived completely when the
+//! barrier began was passed to the replica (P9), and it does not wait for bodies that had not. So the barrier
+//! treats a body as a reader, like a stream. A body has passed the barrier once the socket was found empty
+//! and the HTTP layer between socket and body holds no part of the body:
+//! - With HTTP/1, a read of the socket must find it empty *after* the body was polled: the HTTP layer returns
+//! one part at a time, and reads the socket only if it has no part left.
+//! - With HTTP/2, the body must be polled after that read.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -17,21 +18,22 @@ use lockkeeper_replica::StreamId;
 
 use super::connection::Connection;
 
-/// A call that was not handed to the replica yet.
+/// A call that was not passed to the replica yet.
 pub(super) struct Arriving {
     connection: Arc<Connection>,
     id: StreamId,
 }
 
 impl Arriving {
-    /// To be called on the task of the connection, at once.
+    /// Registers the call. To be called on the connection's task, before anything else runs on it.
     pub(super) fn new(connection: &Arc<Connection>) -> Arc<Self> {
         let id = StreamId(connection.front().next_id());
         connection.arriving(id);
         Arc::new(Self { connection: connection.clone(), id })
     }
 
-    /// The call was handed on, or is another node's, or no session's.
+    /// To be called when the call was passed to the replica, or needs no barrier: it is forwarded to another
+    /// node, or belongs to no session.
     pub(super) fn handed_on(&self) {
         self.connection.arrived(self.id);
     }
@@ -72,30 +74,31 @@ impl<B: Body + Unpin> Body for ArrivingBody<B> {
     }
 }
 
-/// How far a body is, for the barrier.
+/// The state of a body for the drain barrier.
 #[derive(Default)]
 pub(super) struct BodyProgress {
     waker: Option<Waker>,
-    /// It was asked for its next part, and had none.
+    /// The last poll of the body returned no part.
     is_asked: bool,
-    /// Since then, a read of the socket would have blocked.
+    /// After that poll, a read of the socket would have blocked.
     has_read: bool,
 }
 
 impl BodyProgress {
-    /// The body had a part.
+    /// To be called when a poll of the body has returned a part.
     pub(super) fn part(&mut self) {
         *self = Self::default();
     }
 
-    /// The body had no part; returns whether none can be on its way from the socket.
+    /// To be called when a poll of the body has returned no part. Returns whether no part can be in the HTTP
+    /// layer either.
     pub(super) fn nothing(&mut self, waker: &Waker) -> bool {
         self.waker = Some(waker.clone());
         self.is_asked = true;
         self.has_read
     }
 
-    /// A read of the socket would have blocked.
+    /// To be called when a read of the socket would have blocked.
     pub(super) fn would_block(&mut self) {
         self.has_read |= self.is_asked;
     }
@@ -140,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// A part of a body that counts how many of them there are.
+    /// A part of a body; counts the parts that are alive.
     struct Part(Arc<AtomicUsize>);
 
     impl AsRef<[u8]> for Part {

@@ -23,10 +23,10 @@ use crate::inbox::Source;
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a call for a node's state waits for its disk.
 const DISK_PATIENCE: Duration = Duration::from_secs(1);
-/// How often the disk is looked at, at most.
+/// The maximum age of a reading of the disk's usage.
 const DISK_LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Most orders of operators that a node has in progress. They go on when their callers have gone away, so the
-/// limits of connections do not bound them.
+/// Maximum number of orders of operators in progress on a node. They continue when their callers disconnect,
+/// so the limits of connections do not bound them.
 pub(super) const ORDERS_MAX: usize = 64;
 /// The metadata key for the leader's client address, set in the refusal of a node that does not lead or that
 /// shuts down. The value is empty if the node shuts down, or does not know the leader's address.
@@ -89,8 +89,8 @@ impl Front {
         }
     }
 
-    /// Asks for what an operator orders, and records it in the audit trail with its result, also if the
-    /// caller has gone away meanwhile. `complete` adds what the answer says to the record.
+    /// Executes an order of an operator and records it in the audit trail with its result, even if the caller
+    /// has disconnected. `complete` adds details of the answer to the record.
     pub(super) async fn order(
         self: &Arc<Self>,
         metadata: &MetadataMap,
@@ -129,8 +129,8 @@ impl Front {
         }
     }
 
-    /// The bytes of the data directory, and those that are free on its disk, as of [`DISK_LOOK_EVERY`] ago at
-    /// most, unless the disk does not answer.
+    /// The size of the data directory and the free space of its disk, in bytes; at most [`DISK_LOOK_EVERY`]
+    /// old, unless the disk does not answer.
     pub(super) async fn disk_usage(&self) -> (Option<u64>, Option<u64>) {
         let known = *self.disk_usage.lock().unwrap_or_else(PoisonError::into_inner);
         let is_younger = |age| known.is_some_and(|(at, ..)| at.elapsed() < age);
@@ -138,7 +138,7 @@ impl Front {
         if is_younger(DISK_LOOK_EVERY) {
             return of_known();
         }
-        // One thread at most waits for a disk that does not answer.
+        // At most one thread waits for a disk that does not answer.
         let Ok(only) = self.disk_looks.clone().try_acquire_owned() else {
             return if is_younger(DISK_LOOK_EVERY + DISK_PATIENCE) { of_known() } else { (None, None) };
         };
@@ -169,8 +169,8 @@ impl Front {
         Ok(())
     }
 
-    /// Ends the streams, watches and connections of callers that may do nothing any more, by the files in use
-    /// now.
+    /// Ends the streams, watches and connections of callers that are no longer permitted by the current
+    /// files.
     pub(crate) fn end_denied(&self) {
         let registry = self.registry();
         let connections: Vec<_> = registry.connections.values().cloned().collect();
@@ -195,14 +195,14 @@ impl Front {
                 self.end_forwarded(id, Status::permission_denied(refusal));
             }
         }
-        // After the others: they are told why they end.
+        // Connections come last, so that streams and watches receive the reason first.
         for connection in connections {
             connection.close_if_denied(|caller| self.access.ended(&caller.identity, caller.token.as_ref()));
         }
     }
 
-    /// Why the caller may have nothing open, by the files in use now. To be called once a stream is
-    /// registered: the files may have changed since the call was authorized.
+    /// The refusal if the current files no longer permit the caller; recorded in the audit trail. To be
+    /// called once a stream is registered: the files may have changed since the call was authorized.
     pub(super) fn ended(&self, caller: &Caller) -> Option<String> {
         let refusal = self.access.ended(&caller.identity, caller.token.as_ref())?;
         self.refused("denied", caller, &refusal);
@@ -284,7 +284,7 @@ pub(super) fn unexpected() -> Status {
     Status::internal("the replica answered another question: this is a bug of the service")
 }
 
-/// The error of a call that had an effect, of which there is no record.
+/// The error of a call that took effect, but could not be recorded in the audit trail.
 pub(super) fn unrecorded(error: &std::io::Error) -> Status {
     Status::data_loss(format!(
         "it is done, but this node's audit trail has no record of it: the file can't be written: {error}"

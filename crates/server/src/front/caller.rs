@@ -1,4 +1,4 @@
-//! Who makes a call, and whether it may.
+//! Identifies the caller of a call, and checks the caller's permissions.
 
 use std::sync::Arc;
 
@@ -17,31 +17,33 @@ use super::session_calls::SESSION_CALL;
 use crate::access::{self, Identity, Permission, Rights, TokenId};
 use crate::tls::{CertificateNames, NodeName};
 
-/// The header with the identity of a forwarded call's caller. Believed only from other nodes' certificates.
+/// The header with the identity of a forwarded call's caller. Accepted only from connections with the
+/// certificate of another node.
 pub(super) const IDENTITY: &str = "lockkeeper-identity";
 /// The header with the address of a forwarded call's caller, for the audit trail.
 pub(super) const ADDRESS: &str = "lockkeeper-address";
-/// The health service, which needs no identity.
+/// The path prefix of the health service, which needs no authentication.
 const HEALTH: &str = "/grpc.health.v1.Health/";
 
-/// Who makes a call.
+/// An identified caller.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
     pub(super) identity: Identity,
-    /// The token that it has shown.
+    /// The token with which the caller authenticated, if it used one.
     pub(super) token: Option<TokenId>,
-    /// The address of its connection; with a forwarded call, to the node that passes it on.
+    /// The address of the caller's connection. For a forwarded call, its connection to the node that
+    /// forwarded the call.
     pub(super) address: Arc<str>,
-    /// Another node has checked what the caller may do, and passed the call on.
+    /// Another node has checked the caller's permissions, and has forwarded the call.
     pub(super) is_checked: bool,
 }
 
-/// What a client's certificate says.
+/// The subject of a client's certificate.
 #[derive(Debug)]
 pub(super) enum Certified {
     Client(Identity),
     Node(NodeName),
-    /// It names nobody, in words for the client.
+    /// The certificate has no usable name; the reason, in words for the client.
     Nobody(String),
 }
 
@@ -62,16 +64,17 @@ impl Certified {
     }
 }
 
-/// Whether a call may be made by anybody.
+/// Whether a call needs no authentication.
 pub(super) fn is_open_to_all(path: &str) -> bool {
     path.starts_with(HEALTH)
 }
 
-/// Identifies the caller: by its token if it shows one, else by its certificate. Without TLS, a caller
-/// without a token is anonymous. A refusal is in the audit trail.
+/// Identifies the caller: by its token if the call has one, else by its certificate. Without TLS, a caller
+/// without a token is anonymous. Records a refusal in the audit trail.
 ///
 /// # Errors
-/// The refusal of a caller that is nobody, not who it claims to be, or has too many connections.
+/// The refusal of a caller that can't be identified, whose access was revoked, or that has too many
+/// connections.
 pub(super) fn identify(connection: &Connection, headers: &HeaderMap) -> Result<Caller, Status> {
     let front = connection.front();
     let caller = claimed(connection, headers).inspect_err(|refusal| {
@@ -90,8 +93,8 @@ pub(super) fn identify(connection: &Connection, headers: &HeaderMap) -> Result<C
     Ok(caller)
 }
 
-/// Counts the connection of a client for its certificate, as soon as that is known. If that is refused, the
-/// first call is refused again, in words.
+/// Counts a connection towards its client's limits as soon as the client's certificate is known. A refusal is
+/// ignored here: the first call is refused with the same reason, in words.
 pub(super) fn admit_certified(connection: &Connection) {
     if let Some(Certified::Client(identity)) = connection.certified.get() {
         let (identity, address) = (identity.clone(), connection.address());
@@ -136,8 +139,8 @@ fn claimed(connection: &Connection, headers: &HeaderMap) -> Result<Caller, Statu
     }
 }
 
-/// The caller of a call that another node passes on. Only members are believed: whoever may issue
-/// certificates of nodes can't name a caller by that alone. The certificate of a node is not a client's.
+/// The caller of a call that another node forwards. The other node must be a member: the right to issue node
+/// certificates does not suffice to name a caller. A node's certificate is not accepted as a client's.
 fn forwarded(front: &Front, node: &NodeName, headers: &HeaderMap) -> Result<Caller, Status> {
     let own = front.tls.as_ref().map(|tls| tls.name().cluster);
     if own.as_ref() != Some(&node.cluster) {
@@ -156,7 +159,7 @@ fn forwarded(front: &Front, node: &NodeName, headers: &HeaderMap) -> Result<Call
         )));
     }
     let name = headers.get(IDENTITY).map(|name| String::from_utf8_lossy(name.as_bytes()));
-    // Without a name the other node has checked nothing: it is of a version that knows no permissions.
+    // Without the header, the other node has checked nothing: its version has no permissions.
     let is_checked = name.is_some();
     let identity = match name.as_deref() {
         None | Some("") => Identity::ANONYMOUS,
@@ -175,7 +178,8 @@ const UNCOUNTED: [&str; 3] = [
     "/lockkeeper.v1.Lockkeeper/Members",
 ];
 
-/// Checks whether the caller may make this call. Calls without a permission of their own need some other one.
+/// Checks whether the caller may make this call. A call that needs no particular permission is allowed to
+/// callers with at least one permission.
 ///
 /// # Errors
 /// The refusal; or the body is no message of the call.
@@ -196,7 +200,7 @@ pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8])
     }
 }
 
-/// Checks whether the caller may make this call of a session.
+/// Checks whether the caller may make this session call.
 ///
 /// # Errors
 /// The refusal.
@@ -221,10 +225,10 @@ pub(super) fn authorize_session_call(
     check_any(front, caller, &rights)
 }
 
-/// Counts a call against the caller's rate.
+/// Counts a call against the caller's rate limit.
 ///
 /// # Errors
-/// The caller has made too many.
+/// The limit is exceeded.
 pub(super) fn count_call(front: &Front, caller: &Caller) -> Result<(), Status> {
     match front.access.rights(&caller.identity) {
         Some(rights) if !caller.is_checked => count(front, caller, &rights),
@@ -232,7 +236,7 @@ pub(super) fn count_call(front: &Front, caller: &Caller) -> Result<(), Status> {
     }
 }
 
-/// Checks a call without a permission of its own, and counts it.
+/// Counts a call that needs no particular permission, and checks that the caller has at least one permission.
 ///
 /// # Errors
 /// The refusal.
@@ -254,7 +258,7 @@ fn denied(front: &Front, caller: &Caller, text: String) -> Result<(), Status> {
     Err(Status::permission_denied(text))
 }
 
-/// A call without a permission of its own needs some other one.
+/// Checks that the caller has at least one permission.
 fn check_any(front: &Front, caller: &Caller, rights: &Rights) -> Result<(), Status> {
     if !rights.is_empty() {
         return Ok(());
@@ -265,7 +269,7 @@ fn check_any(front: &Front, caller: &Caller, rights: &Rights) -> Result<(), Stat
     denied(front, caller, text)
 }
 
-/// Checks whether the caller may do this with the name, or with all names.
+/// Checks whether the caller has the permission `action` for the name; `None`: for all names.
 ///
 /// # Errors
 /// The refusal.
@@ -289,8 +293,8 @@ fn check(
     access::check(rights, &caller.identity, action, name).or_else(|text| denied(front, caller, text))
 }
 
-/// Whether a client's rate counts this request of a session. It does not count those by which a client keeps
-/// what it has, and ends it.
+/// Whether this request of a session counts against the rate limit. Requests that keep or end what a client
+/// already has do not count.
 pub(super) fn is_counted(request: &Request) -> bool {
     match request {
         Request::Open(_) => true,
@@ -301,14 +305,15 @@ pub(super) fn is_counted(request: &Request) -> bool {
     }
 }
 
-/// Why the client may not make this request, if it is an acquire for which it has no permission.
+/// The refusal of an acquire for which the client has no permission; else `None`.
 pub(super) fn denied_acquire(rights: &Rights, caller: &Identity, request: &Request) -> Option<String> {
     let Request::Command { command: Command::Acquire(acquire), .. } = request else { return None };
     let check = |name| access::check(rights, caller, Permission::Acquire, Some(name)).err();
     acquire.names.iter().find_map(check)
 }
 
-/// The permission that a call needs; without a name it is for all names.
+/// The permission that a call needs, and the name that it must cover; without a name it must cover all names.
+/// `None`: no particular permission is needed.
 fn needed(path: &str, body: &[u8]) -> Result<Option<(Permission, Option<LockName>)>, Status> {
     let Some(call) = path.strip_prefix("/lockkeeper.v1.Lockkeeper/") else { return Ok(None) };
     let (action, name) = match call {
@@ -335,8 +340,8 @@ fn needed(path: &str, body: &[u8]) -> Result<Option<(Permission, Option<LockName
     Ok(Some((action, name)))
 }
 
-/// The message of a unary call's body: a byte for compression, which this service does not offer, the length,
-/// and it.
+/// The message of a unary call's body. The body has a compression flag (one byte; this service offers no
+/// compression), the length (four bytes), and the message.
 pub(super) fn message<M: Message + Default>(body: &[u8]) -> Result<M, Status> {
     const HEAD: usize = 5;
     let bytes = body.split_at_checked(HEAD).and_then(|(head, bytes)| {

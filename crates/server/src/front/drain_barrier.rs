@@ -1,12 +1,16 @@
 //! One connection's state in the drain barrier (P9): whether all input that had arrived when a barrier began
-//! was handed to the replica.
+//! was passed to the replica.
 //!
-//! Pure. "Arrived" means readable from the socket when the barrier begins. A stream's *reader* is the task
-//! that takes its frames and hands them to the replica. All input that had arrived was handed on once three
-//! conditions hold: the socket was found empty after the barrier began; every stream that was opened by the
-//! bytes read before has its reader; and each reader has then found no further frame, or has handed on as
-//! much as can have been unread when the socket was found empty. Only a read that would block proves that the
-//! socket is empty; a readiness flag of "not readable" does not. Example, barrier 7:
+//! Does no I/O. "Arrived" means readable from the socket when the barrier begins. A stream's *reader* is the
+//! task that takes frames from the stream and passes them to the replica ("handed on"). All input that had
+//! arrived was handed on once three conditions hold:
+//! - the socket was found empty after the barrier began;
+//! - every stream that was opened by the bytes read until then has its reader;
+//! - each reader has then found no further frame, or has handed on as many bytes as can have been unread when
+//!   the socket was found empty.
+//!
+//! Only a read that would block proves that the socket is empty; a readiness flag of "not readable" does not.
+//! Example, barrier 7:
 //!
 //! ```text
 //! want(7)                  begun; the connection's task is woken
@@ -23,25 +27,25 @@ use lockkeeper_replica::StreamId;
 /// The barrier state of one connection. Barriers are numbered upwards from 1.
 #[derive(Default, Debug)]
 pub(super) struct DrainBarrier {
-    /// The latest barrier that began.
+    /// The latest barrier that has begun.
     wanted: u64,
-    /// The latest barrier after whose beginning the socket was found empty.
+    /// The latest barrier for which the socket was found empty after the barrier began.
     empty: u64,
     /// The socket is at its end, failed or was given up: nothing more is read from it.
     is_over: bool,
     /// The number of streams that were accepted and have no registered reader yet.
     starting: usize,
     readers: BTreeMap<StreamId, StreamReader>,
-    /// Whether a reader has handed on something that a barrier waits for.
+    /// Whether a reader has handed on input that a barrier waits for, since the last `take_moved`.
     has_moved: bool,
 }
 
 #[derive(Default, Debug)]
 struct StreamReader {
-    /// The latest barrier that it has passed.
+    /// The latest barrier that this stream has passed.
     passed: u64,
-    /// How much it has handed on since the socket was found empty, in bytes, after its first frame since
-    /// then; `None`: no frame yet. Of the first one a part was read before.
+    /// The bytes handed on since the socket was found empty, without the first frame after that: a part of
+    /// the first frame had been read before. `None`: no frame was handed on since.
     handed_on: Option<usize>,
 }
 
@@ -105,9 +109,9 @@ impl DrainBarrier {
         }
     }
 
-    /// To be called when a reader has handed on a frame of so many bytes; `unread_max`: how many bytes of a
-    /// stream can have been read from the socket and not been handed on. Returns whether the stream has
-    /// passed a barrier by that.
+    /// To be called when a reader has handed on a frame of `bytes` bytes. `unread_max`: the maximum number of
+    /// bytes of a stream that can have been read from the socket and not handed on. Returns whether the
+    /// stream has passed a barrier with this frame.
     pub(super) fn handed_on(&mut self, stream: StreamId, bytes: usize, unread_max: usize) -> bool {
         let level = self.level();
         let Some(reader) = self.readers.get_mut(&stream).filter(|reader| reader.passed < level) else {
@@ -123,7 +127,7 @@ impl DrainBarrier {
         passes
     }
 
-    /// Whether a reader has handed on something that a barrier waits for, since the last call.
+    /// Whether a reader has handed on input that a barrier waits for, since the last call.
     pub(super) fn take_moved(&mut self) -> bool {
         std::mem::take(&mut self.has_moved)
     }

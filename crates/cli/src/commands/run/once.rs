@@ -11,8 +11,8 @@ use crate::args::Run;
 use crate::exit::{Failure, UNAVAILABLE, USAGE, chain};
 use crate::settings;
 
-/// How often a record is tried to be written, with a pause in between: without it the command would be run
-/// again.
+/// The number of tries to write a record, and the pause between them. Without the record the command would be
+/// run again.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -44,11 +44,11 @@ const KNOWN: &[&str] = &[
 ];
 
 impl CommandRecord {
-    /// The record that the arguments name, in the store that they name, or else beside the locks in a
-    /// directory.
+    /// The record that the arguments name: in the store that they name, otherwise in the directory of the
+    /// locks.
     ///
     /// # Errors
-    /// The key can't be one, or no store is known.
+    /// The key is invalid, or there is no store.
     pub(super) fn of(args: &Run, locks_url: &str) -> Result<Option<Self>, Failure> {
         let Some(key) = &args.once_key else { return Ok(None) };
         let bytes = key.len();
@@ -89,7 +89,7 @@ impl CommandRecord {
         Ok(Some(Self { key: key.clone(), store }))
     }
 
-    /// Who has done the command, if it is recorded.
+    /// Who ran the command before, if that is recorded.
     ///
     /// # Errors
     /// The store can't be read.
@@ -192,7 +192,7 @@ async fn prepare(
         return Ok(());
     }
     match records.install().await {
-        // Another one creates it at the same time.
+        // Another process creates the table at the same time.
         Err(_) if client.query_one(exists, &[]).await?.get(0) => Ok(()),
         installed => installed,
     }
@@ -201,7 +201,7 @@ async fn prepare(
 /// Time limit of one call.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// A record of this program, as it wrote it; of another one, only that it is there.
+/// The text for a record: who wrote it and when; for a record of another program, only that it exists.
 fn shown(record: &OnceRecord) -> String {
     let outcome: Value = serde_json::from_slice(&record.outcome).unwrap_or_default();
     match (outcome["at"].as_str(), outcome["by"].as_str()) {

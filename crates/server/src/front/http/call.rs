@@ -1,5 +1,5 @@
-//! What a handler gets from a request: who calls, the session's secret, the body; and the service's calls to
-//! answer it by.
+//! The inputs of a handler: the caller, the session's secret and the body from the request, and a client for
+//! the calls of the service.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -33,19 +33,19 @@ use crate::front::{Front, LEADER_METADATA};
 use crate::hex::unhex;
 use crate::inbox::ReplicaStatus;
 
-/// The time that a body has to arrive.
+/// Time limit for the arrival of a body.
 const BODY_TIME: Duration = Duration::from_secs(10);
 
-/// Where a request came from: what the connection attached to it.
+/// The origin of a request; attached to it by the connection.
 #[derive(Clone)]
 pub(super) struct Origin {
     pub(super) connection: Arc<Connection>,
     pub(super) routes: Routes,
-    /// For the requests that may be of a session: no drain barrier passes before they are handed on.
+    /// Makes drain barriers wait until a request that may belong to a session is passed to the replica.
     pub(super) arriving: Arc<Arriving>,
 }
 
-/// The calls of the service, in this process, as the caller of a request may make them.
+/// A client for the service in this process, on behalf of the caller of a request.
 pub(super) type Calls = LockkeeperClient<InProcess>;
 
 /// Answers calls as the gRPC port would: permissions, quotas, the audit trail and forwarding to the leader
@@ -107,7 +107,7 @@ fn origin(parts: &Parts) -> Result<Origin, Problem> {
     origin.ok_or_else(|| Problem::new(ProblemCode::Internal, "the request came by no connection: a bug"))
 }
 
-/// The service's calls, for an identified caller.
+/// The calls of the service, on behalf of an identified caller.
 pub(super) struct Client(pub(super) Calls);
 
 impl<S: Sync> FromRequestParts<S> for Client {
@@ -124,7 +124,7 @@ fn in_process(parts: &Parts, caller: Caller) -> Result<InProcess, Problem> {
     Ok(InProcess { origin: origin(parts)?, caller, authorization })
 }
 
-/// The calls of a session, for a caller that has shown its secret.
+/// The session calls, on behalf of a caller whose request contains the session's secret.
 pub(super) struct SessionClient {
     service: InProcess,
     front: Arc<Front>,
@@ -140,7 +140,7 @@ impl<S: Sync> FromRequestParts<S> for SessionClient {
     }
 }
 
-/// An answer to a session's request, and what the session's client has to know besides.
+/// An answer to a session's request, and notices for the session's client.
 pub(super) struct Answered {
     pub(super) session: u64,
     pub(super) what: What,
@@ -148,7 +148,7 @@ pub(super) struct Answered {
 }
 
 impl SessionClient {
-    /// Makes a request of the session, and waits at most for `poll_ms` if it is queued.
+    /// Sends a request of the session. Waits at most `poll_ms` while the request is queued.
     ///
     /// # Errors
     /// The request was refused, or there was no answer.
@@ -172,9 +172,9 @@ impl SessionClient {
 }
 
 impl SessionClient {
-    /// While this node leads, it is asked without the way through a gRPC call, which costs more than the rest
-    /// of the request. What `forward::route` does besides is done here: the same checks, and the other way if
-    /// it does not lead (any more).
+    /// While this node leads, the call bypasses the gRPC layer, which would cost more than the rest of the
+    /// request. So this function makes the checks that `forward::route` makes, and goes through the gRPC
+    /// layer (which forwards the call) if this node does not lead, or has just lost the leadership.
     async fn call(&self, mut call: v1::SessionCallRequest) -> Result<v1::SessionCallResponse, Status> {
         let leads = *self.front.state().borrow() == ReplicaStatus::Ready;
         if !leads {
@@ -188,8 +188,8 @@ impl SessionClient {
         if !status.metadata().contains_key(LEADER_METADATA) {
             return answer;
         }
-        // The call may be repeated (P7). It is neither judged nor counted again, and waits for the rest of
-        // its time.
+        // The call is sent again, which is safe (P7). It is not authorized or counted again, and polls only
+        // for the rest of its time.
         let waited = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         call.poll_ms = call.poll_ms.saturating_sub(waited);
         let mut service = self.service.clone();
@@ -205,7 +205,7 @@ async fn by_grpc(
     Ok(LockkeeperClient::new(service).session_call(call).await?.into_inner())
 }
 
-/// The service has answered another question.
+/// The error for an answer of the wrong kind.
 pub(super) fn unexpected() -> Problem {
     Problem::new(ProblemCode::Internal, "the service has answered another question: a bug")
 }
@@ -281,8 +281,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for InQuery<T> {
     }
 }
 
-/// The query of a call that takes none: what is there may be the rest of a name with a `?` that was not
-/// encoded.
+/// Refuses a query on a call without parameters: it may be the rest of a lock's name with an unencoded `?`.
 pub(super) struct NoQuery;
 
 impl<S: Send + Sync> FromRequestParts<S> for NoQuery {

@@ -54,17 +54,17 @@ const BODY_BYTES_MAX: usize = 256 << 10;
 /// The limit of a request's head, in bytes, and so of what is read ahead.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// What is served on each HTTP connection.
+/// The handlers that are served on every HTTP connection.
 #[derive(Clone)]
 pub(super) struct HttpInterface {
     router: Router,
     /// The service's calls.
     routes: Routes,
-    /// The port is for programs on this machine only.
+    /// Whether the port accepts connections from this machine only (a loopback address without TLS).
     is_local: bool,
 }
 
-/// What the process of this node brings for its pages.
+/// The optional pages that the embedding process supplies.
 #[derive(Clone)]
 struct HttpState {
     metrics: Option<Arc<Metrics>>,
@@ -82,7 +82,7 @@ impl HttpInterface {
         Self { router, routes, is_local }
     }
 
-    /// Why a request is refused that a web site may have sent by the browser of its visitor.
+    /// The refusal of a request that a web site may have caused a visitor's browser to send; else `None`.
     fn refusal<B>(&self, request: &http::Request<B>) -> Option<Problem> {
         if self.is_local
             && let Some(host) = foreign_host(request)
@@ -129,8 +129,8 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
     type Future = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
 
     fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
-        // Registered on the connection's own task, at once: no drain barrier passes before a request that may
-        // keep a session alive is handed on.
+        // The request is registered here, on the connection's own task: it may keep a session alive, so no
+        // drain barrier may pass before it is passed to the replica.
         let arriving = Arriving::new(&self.connection);
         let call = self.connection.call();
         if request.method() == Method::GET {
@@ -154,8 +154,8 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
     }
 }
 
-/// The host that a request names, if that is neither an address nor this machine. A web site can let its name
-/// stand for 127.0.0.1, and then has the browser's user call this port (DNS rebinding).
+/// The host that a request names, if it is neither an address nor this machine. A web site can make its own
+/// name resolve to 127.0.0.1, and so let a visitor's browser call this port (DNS rebinding).
 fn foreign_host<B>(request: &http::Request<B>) -> Option<String> {
     let host = request.headers().get(header::HOST)?;
     let Ok(host) = host.to_str() else { return Some(String::from_utf8_lossy(host.as_bytes()).into_owned()) };

@@ -1,5 +1,5 @@
-//! Connections that are kept, refused and closed. The callers show tokens, on the port for HTTP: one call
-//! each.
+//! Which connections are kept, refused and closed. The callers authenticate with tokens on the HTTP port, and
+//! make one call per connection.
 
 use std::net::IpAddr;
 
@@ -12,13 +12,14 @@ use crate::files::Reload as _;
 
 const PERMISSIONS: &str = "[[allow]]\nwho = [\"shop\", \"stock\"]\nactions = [\"acquire\"]\nnames = [\"*\"]\n\n\
                            [[allow]]\nwho = [\"ops\"]\nactions = [\"admin\"]\n";
-/// 16 connections for HTTP, 8 of them of one client; 4 of all are kept, of which 2 to wait.
+/// 16 connections on the HTTP port, at most 8 of them of one client. 4 of all connections are reserved, 2 of
+/// these for connections that wait.
 const LIMITS: ConnectionLimits =
     ConnectionLimits { most: 32, of_client: 12, reserved: 4, idle_timeout: Duration::from_secs(60) };
 const OF_CLIENT_HTTP: u8 = 8;
 const HTTP: u8 = 16;
 
-/// A node that knows these callers by tokens.
+/// A node with tokens for these callers.
 struct Callers {
     rig: Rig,
     folder: tempfile::TempDir,
@@ -38,8 +39,8 @@ impl Callers {
         Self { rig, folder, tokens: made.map(|(name, token)| (name, token.token)).into() }
     }
 
-    /// Makes one call from this address of loopback; returns the connection, which is open, or the refusal's
-    /// text with the connection's end.
+    /// Makes one call from this loopback address. Returns the connection, which stays open, or the text of
+    /// the refusal.
     async fn call(&self, who: &str, host: u8) -> Result<TcpStream, String> {
         let mut socket = connect(&self.rig, host).await;
         let token = &self.tokens.iter().find(|(name, _)| *name == who).unwrap().1;
@@ -52,7 +53,8 @@ impl Callers {
             if matches!(read, Ok(0) | Err(_)) {
                 return Err(String::from_utf8(answer).unwrap());
             }
-            // Only the operator may make the call.
+            // Only the operator has the permission; for others, the refusal shows that the connection was
+            // accepted.
             let text = std::str::from_utf8(&answer).unwrap();
             if text.starts_with("HTTP/1.1 200") || text.contains("may not do what needs") {
                 return Ok(socket);
@@ -77,14 +79,14 @@ async fn connect(rig: &Rig, host: u8) -> TcpStream {
     socket.connect(rig.http_address).await.unwrap()
 }
 
-/// Lets the node's clock pass so much time and a little more.
+/// Advances the node's clock by `time` and a little more.
 async fn pass(time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time + Duration::from_millis(10)).await;
     tokio::time::resume();
 }
 
-/// Also from several addresses, and with a call on each connection.
+/// The limit of a client holds for connections from several addresses, with a call on each.
 #[tokio::test]
 async fn client_with_a_token_leaves_connections_to_others() {
     let callers = Callers::start().await;
@@ -101,7 +103,7 @@ async fn client_with_a_token_leaves_connections_to_others() {
         recorded.iter().filter(|it| it.result == "refused" && it.what != "denied").collect();
     assert!(matches!(refusals[..], [it] if it.what == "quota" && it.identity == "shop"), "{refusals:?}");
     open.push(callers.call("stock", 1).await.unwrap());
-    // What is closed makes room.
+    // Closed connections make room.
     open.truncate(open.len() - 2);
     callers.connections(open.len()).await;
     open.push(callers.call("shop", 1).await.unwrap());
@@ -121,14 +123,14 @@ async fn operator_gets_a_connection_while_clients_have_all() {
         "{refused}"
     );
     let operators = [callers.call("ops", 1).await.unwrap()];
-    // Not more of them than are kept: one identity has half of those.
+    // One identity gets at most half of the reserved connections.
     let refused = callers.call("ops", 1).await.unwrap_err();
     assert!(refused.contains("of those kept for operators none is free"), "{refused}");
     drop((open, operators));
     callers.connections(0).await;
 }
 
-/// A host that says nothing on its connections, by which it can't be told from an operator.
+/// A host that sends nothing on its connections can't be told from an operator, so its connections wait.
 #[tokio::test]
 async fn silent_connections_of_one_network_keep_no_other_network_out() {
     let callers = Callers::start().await;
@@ -136,7 +138,7 @@ async fn silent_connections_of_one_network_keep_no_other_network_out() {
     for _ in 0..3 * HTTP {
         silent.push(connect(&callers.rig, 1).await);
     }
-    // Half of the port's connections, and one of those that wait.
+    // Half of the connections of the HTTP port, and one of those that wait.
     callers.connections(usize::from(OF_CLIENT_HTTP) + 1).await;
     callers.call("shop", 2).await.unwrap();
 }
@@ -168,13 +170,13 @@ async fn idle_connection_closes_after_a_bound_and_earlier_if_there_is_no_place()
     }
     pass(Duration::from_secs(6)).await;
     assert_eq!(callers.rig.front.connections(), open.len());
-    // It waits until the others have made room for it.
+    // The new connection waits until the others have closed.
     let _new = callers.call("stock", 1).await.unwrap();
     callers.connections(1).await;
 }
 
-/// With gRPC, too; a stream that has sent something is looked at by the replica, which knows whether it has a
-/// session.
+/// On the gRPC port. A stream that has sent something is checked by the replica, which knows whether the
+/// stream has a session.
 #[tokio::test]
 async fn silent_stream_is_reported_and_a_connection_without_calls_closes() {
     local(async {

@@ -1,4 +1,4 @@
-//! Calls by HTTP/JSON: no barrier passes before those that had arrived are handed on.
+//! Calls by HTTP/JSON: a barrier passes only after the calls that had arrived were passed to the replica.
 
 use std::io::{Read as _, Write as _};
 
@@ -18,8 +18,8 @@ fn drain(rig: &Rig, number: u64) {
     rig.outbox.put(&mut vec![Output::Drain(number)], ReplicaStatus::Ready);
 }
 
-/// This thread, which is also the runtime's, is blocked while it writes; the calls are in a socket that was
-/// idle, and in the accept queue, when the barrier begins.
+/// The runtime has only this thread, which is busy while it writes. So when the barrier begins, the calls are
+/// still in the socket of an idle connection and in the accept queue.
 #[tokio::test]
 async fn barrier_after_a_stall_waits_for_calls_by_http() {
     let mut rig = Rig::start().await;
@@ -53,8 +53,8 @@ async fn barrier_after_a_stall_waits_for_calls_by_http() {
     assert!(matches!(events[2], Event::Drained(2)), "{events:?}");
 }
 
-/// A connection carries one call at a time, so a call behind one that waits is not read. No session expires
-/// while it may be a keep-alive: the connection is closed first, and its client knows.
+/// HTTP/1 handles one call at a time, so a call that follows a waiting one is not read. That call may be a
+/// keep-alive, so no session may expire before the connection is closed, which the client notices.
 #[tokio::test]
 async fn connection_with_calls_behind_one_that_waits_is_closed_before_a_barrier_passes() {
     let mut rig = Rig::start().await;
@@ -92,7 +92,7 @@ async fn until_called(rig: &Rig) {
     tokio::time::timeout(DEADLINE, called).await.expect("a call begins");
 }
 
-/// By HTTP/1 and HTTP/2. What comes later is handed on before the next barrier passes.
+/// Over HTTP/1 and HTTP/2. The rest of the body is passed on before the next barrier passes.
 #[tokio::test]
 async fn barrier_does_not_wait_for_bodies_that_had_not_arrived_whole() {
     let mut rig = Rig::start().await;
@@ -134,7 +134,7 @@ async fn barrier_does_not_wait_for_bodies_that_had_not_arrived_whole() {
     assert!(is_open(&events[2]) && matches!(events[3], Event::Drained(2)), "{events:?}");
 }
 
-/// The HTTP layer hands on one chunk at a time.
+/// The HTTP layer returns one chunk per poll, so all chunks that had arrived must be polled.
 #[tokio::test]
 async fn barrier_waits_for_a_body_of_small_chunks_that_had_arrived_whole() {
     let mut rig = Rig::start().await;
