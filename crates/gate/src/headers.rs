@@ -1,4 +1,4 @@
-//! What a proxy must and must not pass on (RFC 9110, sections 7.6 and 7.8; RFC 9112, section 6).
+//! The headers that a proxy must and must not forward (RFC 9110, sections 7.6 and 7.8; RFC 9112, section 6).
 
 use http::Version;
 use http::header::{
@@ -26,7 +26,7 @@ const HOP_BY_HOP: [HeaderName; 8] = [
     UPGRADE,
 ];
 
-/// Why a request's framing is refused: two readers could see different ends of it.
+/// Why a request's framing is refused: two parsers could disagree about where the request ends.
 pub(crate) fn ambiguous_framing(parts: &Parts) -> Option<&'static str> {
     let headers = &parts.headers;
     let coded = headers.contains_key(TRANSFER_ENCODING);
@@ -52,7 +52,7 @@ pub(crate) fn wants_websocket(headers: &HeaderMap) -> bool {
     upgrades.any(|value| value.to_ascii_lowercase().contains("websocket"))
 }
 
-/// Headers by which servers and frameworks take a request for one of another method.
+/// Headers that make some servers and frameworks handle a request as one with another method.
 const METHOD_OVERRIDES: [&str; 8] = [
     "http-method-override",
     "method-override",
@@ -64,8 +64,8 @@ const METHOD_OVERRIDES: [&str; 8] = [
     "x-original-method",
 ];
 
-/// Headers by which they take it for one of another path, or that name a second resource which the request
-/// changes (`Destination` of `MOVE` and `COPY`).
+/// Headers that make some servers handle a request as one for another path, or that name a second resource
+/// which the request changes (`Destination` of `MOVE` and `COPY`).
 const PATH_OVERRIDES: [&str; 12] = [
     "destination",
     "x-forwarded-path",
@@ -81,16 +81,16 @@ const PATH_OVERRIDES: [&str; 12] = [
     "x-rewrite-url",
 ];
 
-/// A header whose name has other characters than letters, digits and `-`. Many servers fold these to one
-/// character (CGI: `_`), and then take the header for another one that the gate checks.
+/// A header whose name has characters other than letters, digits and `-`. Many servers replace all of these
+/// by one character (CGI: `_`), and then take the header for another one, which the gate checks under its own
+/// name only.
 pub(crate) fn foldable_name(headers: &HeaderMap) -> Option<&HeaderName> {
     headers
         .keys()
         .find(|name| !name.as_str().bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'))
 }
 
-/// The header or the parameter of the query by which an upstream may take the request for one of another
-/// method.
+/// The header or query parameter that may make the upstream handle the request as one with another method.
 pub(crate) fn overrides_method(parts: &Parts) -> Option<String> {
     let header =
         other_than(&parts.headers, &METHOD_OVERRIDES, |value| value == parts.method.as_str().as_bytes());
@@ -124,7 +124,8 @@ fn other_than(
     names.iter().copied().find(|name| headers.get_all(*name).iter().any(|value| !is_own(value.as_bytes())))
 }
 
-/// Removes what is about the client's connection, and adds who asks, and how long the body is.
+/// Removes the headers that concern only the client's connection, and adds those that describe the client and
+/// the length of the body.
 pub(crate) fn to_upstream(parts: &mut Parts, client: &ClientConnection, body: &impl Body) {
     let trailers = parts.headers.get_all(TE).iter().any(|value| {
         value
@@ -132,13 +133,13 @@ pub(crate) fn to_upstream(parts: &mut Parts, client: &ClientConnection, body: &i
             .is_ok_and(|value| value.split(',').any(|it| it.trim().eq_ignore_ascii_case("trailers")))
     });
     remove_hop_by_hop(&mut parts.headers);
-    // The gate's server answers it.
+    // The HTTP server of the gate has answered `Expect`.
     parts.headers.remove(EXPECT);
     if trailers {
         parts.headers.insert(TE, HeaderValue::from_static("trailers"));
     }
-    // The client of the upstream sends a body of unknown length only with this, if the method is one that has
-    // none as a rule.
+    // The HTTP client sends a body of unknown length only with this header, if requests with the method
+    // usually have no body.
     if !body.is_end_stream() && !parts.headers.contains_key(CONTENT_LENGTH) {
         parts.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
@@ -160,7 +161,7 @@ pub(crate) fn to_upstream(parts: &mut Parts, client: &ClientConnection, body: &i
     append_list(&mut parts.headers, VIA, via(parts.version));
 }
 
-/// Removes what is about the upstream's connection.
+/// Removes the headers that concern only the upstream's connection.
 pub(crate) fn to_client(version: Version, headers: &mut HeaderMap) {
     remove_hop_by_hop(headers);
     append_list(headers, VIA, via(version));
@@ -181,7 +182,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
-        // A client must not be able to remove these on their way.
+        // `Connection` must not be able to remove these headers.
         .filter(|name: &HeaderName| {
             *name != CONTENT_LENGTH && *name != HOST && !name.as_str().starts_with("fencing-")
         })

@@ -1,24 +1,28 @@
 //! A reverse proxy that checks fencing tokens, in front of an HTTP service that can't.
 //!
-//! Each request passes in this order: it is read strictly (`headers.rs`), its resource is named (`rules.rs`),
-//! it is admitted (the fence's door), its token is asked for at the lock service if that is set up, its mark
-//! is made durable, it is forwarded (`service.rs`), and its end is waited for (`inside.rs`). `restart.rs`
-//! covers what a killed gate leaves behind.
+//! Each request passes these steps in this order:
+//! 1. its headers are parsed strictly (`headers.rs`), and its resource is determined (`rules.rs`);
+//! 2. its token is checked at the lock service, if that is configured;
+//! 3. it is admitted, and its mark is made durable (the fence);
+//! 4. it is forwarded (`service.rs`), and the gate waits for its end (`inside.rs`).
 //!
-//! What the gate can't know is whether the upstream still works on a request whose connection broke. Such a
-//! resource stays as it is for [`GateOptions::settle`]; past that, the promise (P3) rests on the upstream
-//! having ended it.
+//! `restart.rs` covers the requests that a killed gate leaves behind.
+//!
+//! If the connection of a request breaks, the gate can't know whether the upstream still works on the
+//! request. The resource then admits only the same token for [`GateOptions::settle`]; after that, the promise
+//! (P3) relies on the upstream having ended the request.
 //!
 //! # Invariants
 //!
 //! - A section begins at the upstream only when each request of another section has ended there, or its end
-//!   has been unknown for the settling time. A killed gate has unknown ends at every resource with marks; its
-//!   next run admits the last writers' tokens only (`restart.rs`, `marks.rs`).
+//! has been unknown for the settling time. After a gate was killed, every resource with marks may have
+//! requests with unknown ends, so its next run admits only the last writers' tokens for that time
+//! (`restart.rs`, `marks.rs`).
 //! - A guarded request is forwarded under one canonical path, and its mark is durable before that.
 //! - A connection or a response that waits for its client has a time limit (`client.rs`, `reader.rs`), and no
-//!   network has more than half of anything (`shares.rs`).
-//! - The gate knows no lock service. The command gives it a function that asks for a token, in addition to
-//!   the marks.
+//! network can use more than half of a limit (`shares.rs`).
+//! - The gate does not depend on a lock service. The command supplies a function that checks tokens, in
+//! addition to the marks.
 
 mod admin;
 mod client;
@@ -74,65 +78,67 @@ pub use tls::GateTls;
 
 /// Time limit for the headers of a request.
 const HEADERS_LIMIT: Duration = Duration::from_secs(30);
-/// The largest headers of a request.
+/// Limit on the headers of a request, in bytes.
 const HEADERS_BYTES_MAX: usize = 64 * 1024;
-/// Requests at once on one connection of HTTP/2.
+/// Maximum number of concurrent requests on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 256;
 /// Time limit for a connection to the upstream.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Idle connections to the upstream are closed after this time, before any usual server does (2 s and more):
-/// a request that meets a connection in the moment of its closing has an unknown end.
+/// Idle connections to the upstream are closed after this time, which is shorter than the idle time of usual
+/// servers (2 s and more): a request that is sent while the upstream closes the connection has an unknown
+/// end.
 const IDLE: Duration = Duration::from_secs(1);
-/// How often a connection of HTTP/2 is checked, and for how long.
+/// The interval of HTTP/2 pings, and the time limit for the answer.
 const PING: Duration = Duration::from_secs(30);
 /// Time limit for a connection that ends without requests in progress. A client of HTTP/2 may keep streams
 /// open.
 const CLOSING: Duration = Duration::from_secs(5);
-/// Pause after a connection could not be accepted, as when there are no more descriptors.
+/// Pause after a failed accept, for example when no descriptors are left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
-/// How often an ending gate looks whether all requests have ended.
+/// The interval at which an ending gate checks whether all requests have ended.
 const LOOK_FOR_THE_END: Duration = Duration::from_millis(20);
 
-/// Longest time of a setting; a longer one counts as this. The clock's type has a limit, too.
+/// Maximum of all times in the settings; longer ones are reduced to it, since the clock's type has a limit.
 const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Asks the lock service whether a token is current; the error says why it could not be asked.
+/// Checks at the lock service whether a token is current. The error says why the check was not possible.
 pub type TokenCheck =
     Arc<dyn Fn(String, Token) -> Pin<Box<dyn Future<Output = Result<bool, String>> + Send>> + Send + Sync>;
 
 /// The settings of a gate. Times are a year at most.
 #[derive(Clone)]
 pub struct GateOptions {
-    /// Where requests come from.
+    /// The address on which the gate accepts requests.
     pub listen: SocketAddr,
     /// TLS on that port; `None`: connections are plain.
     pub tls: Option<Arc<GateTls>>,
-    /// The port for operators; `None`: there is none.
+    /// The address of the port for operators; `None`: no such port.
     pub admin_listen: Option<SocketAddr>,
-    /// Where guarded requests go: `http://host:port` or `https://host`.
+    /// The URL of the service: `http://host:port` or `https://host`.
     pub upstream: String,
-    /// The directory of the marks. Created if it is not there.
+    /// The directory of the marks; created if it does not exist.
     pub data: PathBuf,
     /// Which requests are guarded.
     pub rules: Rules,
     /// How long a resource admits only the same token after a request whose end is unknown.
     pub settle: Duration,
-    /// How long a request waits for those with lower tokens.
+    /// How long a request waits until requests with lower tokens have ended.
     pub wait: Duration,
     /// Time limit of a guarded request at the upstream.
     pub timeout: Duration,
-    /// Time limit for the requests that are inside when the gate is to end.
+    /// Time limit for the requests in progress when the gate ends.
     pub drain: Duration,
     /// How long the gate waits for a client: on a connection without a request in progress, and for a
     /// response to be read, in all. Each KiB that is read adds a second, up to this time.
     pub client_timeout: Duration,
-    /// Connections of clients at once. One network has half of them at most.
+    /// Maximum number of client connections; at most half of them of one network.
     pub connections_max: usize,
-    /// Requests at once. One network has half of them at most, and a quarter is only for guarded writes.
+    /// Maximum number of concurrent requests; at most half of them of one network. A quarter is reserved for
+    /// guarded writes.
     pub requests_max: usize,
-    /// Marks that are kept: one for each resource, and one for each slot of permits.
+    /// Maximum number of stored marks: one for each resource, and one for each slot of permits.
     pub marks_max: u64,
-    /// Asked for each token, in addition to the marks.
+    /// Checks each token at the lock service, in addition to the marks; `None`: the marks alone decide.
     pub tokens: Option<TokenCheck>,
 }
 
@@ -236,7 +242,7 @@ impl Gate {
             *time = (*time).min(TIME_MAX);
         }
         let upstream = upstream(&options.upstream)?;
-        // First of all: a gate that can't listen leaves the data as they are.
+        // Listens before anything else, so that a gate that can't listen leaves the data unchanged.
         let listener = listen(options.listen).await?;
         let admin = match options.admin_listen {
             Some(address) => Some(listen(address).await?),
@@ -246,7 +252,8 @@ impl Gate {
         std::fs::create_dir_all(&options.data).map_err(data)?;
         let marks = options.data.join("marks.redb");
         let is_new = !marks.exists();
-        // First the lock on the marks: another gate's state is left alone.
+        // Opens the marks first, which takes their file lock, so that the state of another running gate stays
+        // unchanged.
         let store = DurableMarks::open_with_limit(&marks, options.marks_max)?;
         let restart = Restart::begin(&options.data, is_new, options.settle).map_err(data)?;
         if let Some(left) = restart.unsettled_for() {
@@ -291,16 +298,16 @@ impl Gate {
         self.admin.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
     }
 
-    /// Serves until `end`; then lets the requests that are inside end, for the drain time. Returns whether
-    /// all of them did.
+    /// Serves until `end`; then waits for the requests in progress, for the drain time at most. Returns
+    /// whether all of them have ended.
     ///
     /// # Errors
-    /// The marks' directory could not be written at the end. All marks are durable all the same.
+    /// The directory of the marks could not be written at the end. All marks are durable nevertheless.
     pub async fn run(self, end: impl Future<Output = ()>) -> io::Result<bool> {
         let Self { listener, tls, admin, state, connections_max, connections, is_ending, drain } = self;
         let admin = admin.map(|(listener, admin)| tokio::spawn(admin.serve(listener)));
         let places = Arc::new(Semaphore::new(connections_max as usize));
-        // Closed when the gate ends. It ends the connections.
+        // This channel is closed when the gate ends, which ends the connections.
         let (serving, serves) = watch::channel(());
         let accept = async {
             loop {
@@ -338,9 +345,9 @@ impl Gate {
         drop(listener);
         drop(serving);
         let deadline = Instant::now() + drain;
-        // All connections have ended.
+        // Waits until all connections have ended.
         let _ = timeout_at(deadline, places.acquire_many(connections_max)).await;
-        // Requests whose clients have gone, and those whose end is unknown.
+        // Waits for requests without a client, and for those whose end is unknown.
         while state.fence.doors_in_use() > 0 && Instant::now() < deadline {
             tokio::time::sleep(LOOK_FOR_THE_END).await;
         }
@@ -356,7 +363,7 @@ impl Gate {
     }
 }
 
-/// Serves a connection until it ends, or its client lets the gate wait, or the gate ends.
+/// Serves a connection until it ends, its client exceeds the time limit, or the gate ends.
 async fn serve(
     stream: TcpStream,
     address: SocketAddr,
@@ -365,7 +372,7 @@ async fn serve(
     mut serves: watch::Receiver<()>,
 ) {
     let client = ClientConnection::new(address.ip(), tls.is_some());
-    // The server's own limit begins with the first byte.
+    // The time limit of the HTTP server begins only with the first byte.
     let begin = async {
         stream.readable().await?;
         Ok::<_, io::Error>(match tls {
@@ -398,7 +405,7 @@ async fn serve(
         .keep_alive_interval(PING)
         .keep_alive_timeout(PING);
     let mut connection = pin!(server.serve_connection(TokioIo::new(stream), service));
-    // An error is the client's: it has gone, or has not spoken HTTP.
+    // Errors are ignored: the client has disconnected, or has sent something else than HTTP.
     tokio::select! {
         _ = connection.as_mut() => return,
         () = client.idle_for(client_timeout) => {}

@@ -31,18 +31,17 @@ pub const ELECTION_TIMEOUT: Duration = Duration::from_millis(240);
 /// Whether a node serves HTTP/JSON, and at which address (as in [`ServerOptions::listen`]).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum HttpListen {
-    /// It does not.
+    /// The node does not serve HTTP.
     Off,
-    /// At this address; if that is not possible, the node does not start.
+    /// Serves HTTP at this address; if that is not possible, the node does not start.
     At(String),
-    /// At this address; if that is in use, the node warns, and serves without HTTP.
+    /// Serves HTTP at this address; if the address is in use, the node warns, and serves without HTTP.
     IfFree(String),
 }
 
 impl HttpListen {
-    /// The usual address, for a node that listens for other clients at `listen`. Off if that has not the
-    /// default port: the node may then be one of several on its machine, which can't all have the usual
-    /// address.
+    /// The default HTTP address, if the client address `listen` has the default port; otherwise off. With
+    /// another port the node may be one of several on its machine, which can't all have the default address.
     #[must_use]
     pub fn usual(listen: &str) -> Self {
         match listen.rsplit_once(':') {
@@ -54,12 +53,12 @@ impl HttpListen {
     }
 }
 
-/// What `/metrics` shows.
+/// The content of `/metrics`.
 #[derive(Clone)]
 pub struct MetricsPage {
-    /// The text of what this process's recorder of the `metrics` facade has, in Prometheus' format.
+    /// Renders the metrics of this process's recorder (of the `metrics` facade) in Prometheus' format.
     pub render: Arc<dyn Fn() -> String + Send + Sync>,
-    /// Holds and waiters are shown by so many first segments of their names; 0: not by name.
+    /// The number of first segments of names by which holds and waiters are grouped; 0: not by name.
     pub prefix_segments: usize,
 }
 
@@ -77,10 +76,10 @@ impl fmt::Debug for MetricsPage {
     }
 }
 
-/// The hazard player: a page that plays what goes wrong with locks.
+/// The hazard player: a page that shows, step by step, what goes wrong with locks.
 #[derive(Clone)]
 pub struct HazardPlayer {
-    /// Its files.
+    /// The files of the page.
     pub files: Vec<PageFile>,
     /// Computes a trace as JSON for the settings of a query (`story=…&pause-for=5s`). The error is for
     /// people.
@@ -93,11 +92,11 @@ pub type TraceOfQuery = dyn Fn(&[(String, String)]) -> Result<String, String> + 
 /// A file of a page.
 #[derive(Clone, Debug)]
 pub struct PageFile {
-    /// Its absolute path.
+    /// The absolute path of the file's URL.
     pub path: String,
-    /// Its media type.
+    /// The media type of the file.
     pub media_type: &'static str,
-    /// Its content.
+    /// The content of the file.
     pub content: Cow<'static, str>,
 }
 
@@ -124,9 +123,9 @@ pub struct ServerOptions {
     pub listen: String,
     /// The address that serves HTTP/JSON.
     pub http: HttpListen,
-    /// What `/metrics` shows there; `None`: the page does not exist.
+    /// The content of `/metrics` on the HTTP port; `None`: the page does not exist.
     pub metrics: Option<MetricsPage>,
-    /// The hazard player there; `None`: it does not exist.
+    /// The hazard player on the HTTP port; `None`: the page does not exist.
     pub hazards: Option<HazardPlayer>,
     /// Where traces of acquires go; `None`: acquires are not traced.
     pub traces: Option<TraceSink>,
@@ -136,9 +135,9 @@ pub struct ServerOptions {
     pub insecure: bool,
     /// The files for TLS on both ports; `None`: connections are plain.
     pub tls: Option<TlsFiles>,
-    /// The files by which callers are identified, and that say what they may do.
+    /// The files with which callers are authenticated and authorized.
     pub access: AccessFiles,
-    /// The file of the audit trail; `None`: it is in the log only.
+    /// The file of the audit trail; `None`: the audit trail is in the log only.
     pub audit: Option<PathBuf>,
     /// The id of this node; by default the id in its certificate or in its data, or 1.
     pub node: Option<u64>,
@@ -161,7 +160,8 @@ pub struct ServerOptions {
     /// The limit of the connections of one identity, and of those of one network; `None`: half of
     /// `connections_max`.
     pub connections_of_client_max: Option<usize>,
-    /// How many of the connections are kept for operators and other nodes, at most half; `None`: a sixteenth.
+    /// The number of connections reserved for operators and other nodes, at most half of all; `None`: a
+    /// sixteenth.
     pub connections_reserved: Option<usize>,
     /// How long a connection stays open without a session, a watch or a call.
     pub idle_timeout: Duration,
@@ -172,13 +172,13 @@ pub struct ServerOptions {
     pub segment_bytes: u64,
 }
 
-/// How many connections there may be, and how long without use.
+/// Limits on the connections, in number and in time without use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionLimits {
     pub(crate) most: usize,
-    /// Of one identity, and of one network.
+    /// The limit of one identity, and of one network.
     pub(crate) of_client: usize,
-    /// Kept for operators and nodes, as a part of `most`.
+    /// The connections reserved for operators and nodes; included in `most`.
     pub(crate) reserved: usize,
     pub(crate) idle_timeout: Duration,
 }
@@ -214,7 +214,7 @@ impl ServerOptions {
         }
     }
 
-    /// The limits of connections, of which the system allows `most`.
+    /// The limits of connections; the system allows at most `most`.
     pub(crate) fn connection_limits(&self, most: usize) -> ConnectionLimits {
         ConnectionLimits {
             most,

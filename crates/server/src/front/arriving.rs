@@ -25,7 +25,7 @@ pub(super) struct Arriving {
 }
 
 impl Arriving {
-    /// Registers the call. To be called on the connection's task, before anything else runs on it.
+    /// Registers the call. To be called on the connection's task as soon as the request is read.
     pub(super) fn new(connection: &Arc<Connection>) -> Arc<Self> {
         let id = StreamId(connection.front().next_id());
         connection.arriving(id);
