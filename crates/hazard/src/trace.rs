@@ -1,27 +1,28 @@
-//! What a play leaves behind: what happened on each lane, in order.
+//! The trace of a play: the events on each lane, in order. A *play* is one run of a story with certain
+//! settings.
 
 use serde::Serialize;
 
 use crate::settings::Settings;
 
-/// A play, from its start to the resource's content at its end. Times are in milliseconds since the start.
+/// The trace of a play, from its start to its end. Times are in milliseconds since the start.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Trace {
-    /// What was chosen.
+    /// The settings of the play.
     pub settings: Settings,
-    /// What happened, in order.
+    /// The events, in order.
     pub steps: Vec<Step>,
-    /// What was sent between the lanes, in the order of sending.
+    /// The messages between the lanes, in the order of sending.
     pub messages: Vec<Message>,
     /// States that last, in the order of their starts.
     pub spans: Vec<Span>,
-    /// How it ended.
+    /// The outcome of the play.
     pub outcome: PlayOutcome,
-    /// When it ended.
+    /// The time of the play's end.
     pub end_ms: u64,
 }
 
-/// A line of the picture.
+/// A participant; drawn as one line of the picture.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lane {
@@ -29,7 +30,7 @@ pub enum Lane {
     A,
     /// The second client.
     B,
-    /// The third one.
+    /// The third client.
     C,
     /// The lock service.
     Locks,
@@ -38,7 +39,7 @@ pub enum Lane {
 }
 
 impl Lane {
-    /// Its name, for people.
+    /// The name of the lane, for display.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -51,33 +52,33 @@ impl Lane {
     }
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Step {
-    /// When.
+    /// The time of the event.
     pub at_ms: u64,
-    /// Where.
+    /// The participant that the event happens to.
     pub lane: Lane,
-    /// How it is shown.
+    /// The kind of the event; determines how it is drawn.
     pub kind: StepKind,
-    /// What, for people: a clause without its subject, which is the lane.
+    /// The description for display: a clause without its subject, which is the lane.
     pub text: String,
-    /// The token that it is about.
+    /// The token that the event concerns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<u64>,
-    /// On a client's lane: what its program does from here on, if that changes.
+    /// On a client's lane: the phase that its program enters with this event, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// At the resource: its content afterwards.
+    /// On the resource's lane: its content after the event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub account: Option<Account>,
 }
 
-/// What kind of thing happened.
+/// The kind of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StepKind {
-    /// Something ordinary.
+    /// An ordinary event.
     Ordinary,
     /// A fault begins or ends.
     Fault,
@@ -85,29 +86,29 @@ pub enum StepKind {
     Granted,
     /// A lock or a session ends.
     Ended,
-    /// The fence refused something.
+    /// The fence refused a request.
     Refused,
     /// Data were damaged.
     Damage,
 }
 
-/// What a client's program does.
+/// The phase of a client's program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// It has asked for the lock.
+    /// The program has sent its request for the lock.
     Asks,
-    /// It waits for the lock.
+    /// The program waits for the lock.
     Waits,
-    /// It works under the lock.
+    /// The program works under the lock.
     Holds,
-    /// It gives the lock back.
+    /// The program releases the lock.
     Releases,
-    /// It has ended.
+    /// The program has ended normally.
     Done,
-    /// It has ended without success.
+    /// The program has ended without success.
     GaveUp,
-    /// Its process is dead.
+    /// The program's process is dead.
     Dead,
 }
 
@@ -116,40 +117,40 @@ pub enum Phase {
 pub struct Account {
     /// The balance.
     pub balance: i64,
-    /// The fence's marks: the highest token that has passed, and the highest that has as a writer.
+    /// The fence's mark `any`: the highest token that has passed.
     pub highest: Option<u64>,
-    /// The second of them.
+    /// The fence's mark `writer`: the highest token that has passed as a writer.
     pub highest_writer: Option<u64>,
 }
 
 /// A message from one lane to another.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Message {
-    /// Who sends it.
+    /// The sender.
     pub from: Lane,
-    /// Who gets it.
+    /// The receiver.
     pub to: Lane,
-    /// When it is sent.
+    /// The time of sending.
     pub sent_ms: u64,
-    /// When it arrives.
+    /// The time of arrival.
     pub arrives_ms: u64,
-    /// What it says.
+    /// The content, for display.
     pub text: String,
-    /// What it is for.
+    /// The purpose of the message.
     pub kind: MessageKind,
 }
 
-/// What a message is for.
+/// The purpose of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MessageKind {
-    /// It opens, keeps alive or closes a session.
+    /// Opens, keeps alive or closes a session.
     Session,
     /// A request or release of a lock, or the answer.
     Lock,
-    /// It reads from the resource.
+    /// Reads from the resource.
     Read,
-    /// It writes to the resource.
+    /// Writes to the resource.
     Write,
     /// The resource's answer.
     Answer,
@@ -158,18 +159,18 @@ pub enum MessageKind {
 /// A state that lasts for some time.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Span {
-    /// Where.
+    /// The participant that is in this state.
     pub lane: Lane,
-    /// What.
+    /// The kind of state.
     pub kind: SpanKind,
-    /// From when.
+    /// The start of the state.
     pub from_ms: u64,
-    /// Until when.
+    /// The end of the state.
     pub to_ms: u64,
     /// The hold's token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<u64>,
-    /// At the lock service: whose hold it is.
+    /// On the lock service's lane: the client that has the hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holder: Option<Lane>,
 }
@@ -182,11 +183,12 @@ pub enum SpanKind {
     Believes,
     /// A client waits for the lock.
     Waits,
-    /// The lock service counts it as held.
+    /// The lock service counts the lock as held.
     Held,
-    /// The lock service keeps it closed: its holder is gone, but what it has sent may still be on its way.
+    /// The lock service keeps the lock closed: the holder is gone, but messages that it sent may still
+    /// arrive.
     Closed,
-    /// A process stands still.
+    /// A process is paused.
     Paused,
     /// A process is dead.
     Dead,
@@ -194,26 +196,26 @@ pub enum SpanKind {
     Cut,
 }
 
-/// How a play ended.
+/// The outcome of a play.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PlayOutcome {
-    /// In one word.
+    /// The outcome in one word.
     pub verdict: DataVerdict,
     /// The balance at the end.
     pub balance: i64,
     /// The balance if no accepted withdrawal was lost.
     pub expected: i64,
-    /// How often the fence has refused something.
+    /// The number of requests that the fence refused.
     pub refused: u64,
-    /// In a sentence.
+    /// The outcome in a sentence.
     pub text: String,
 }
 
-/// Whether the data are as they must be.
+/// Whether the resource's data are correct.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DataVerdict {
-    /// They are.
+    /// The data are correct.
     Kept,
     /// A withdrawal that the resource had accepted is lost.
     Lost,

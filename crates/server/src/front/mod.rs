@@ -69,14 +69,14 @@ pub(crate) use ask::fuzz_deadline;
 pub(crate) use forming::answer_while_forming;
 pub(crate) use pump::pump;
 
-/// Most streams of sessions at a node; half of them of one identity.
+/// Maximum number of session streams at a node; at most half of them of one identity.
 const STREAMS_MAX: usize = 1 << 16;
-/// Most watches at a node; half of them of one identity. Each change is sent to each of them.
+/// Maximum number of watches at a node; at most half of them of one identity.
 const WATCHES_MAX: usize = 1 << 10;
 
-/// How long a connection stays open without a call while there is no place for others.
+/// The idle time after which a connection is closed while the limit of connections is reached.
 const IDLE_WHILE_FULL: Duration = Duration::from_secs(5);
-/// How often idle connections are closed to make room, at most.
+/// The minimum time between two closings of idle connections to make room.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
 
 /// Facts about this process that the replica does not have.
@@ -104,21 +104,21 @@ pub(crate) struct Front {
     pub(crate) directory: OnceLock<Arc<Directory>>,
     /// `None`: connections are plain.
     pub(crate) tls: Option<Arc<NodeTls>>,
-    /// Who callers are, and what they may do.
+    /// Authenticates and authorizes callers.
     pub(crate) access: Arc<Access>,
     pub(crate) audit: Arc<Audit>,
     /// `None`: acquires are not traced.
     traced: Option<Arc<TraceArrivals>>,
-    /// What clients have not read.
+    /// Counts the bytes that clients have not read yet.
     unread: Unread,
     limits: ConnectionLimits,
     connection_places: ConnectionPlaces,
-    /// When idle connections were closed to make room.
+    /// The time at which idle connections were last closed to make room.
     room_made: Mutex<Option<Instant>>,
-    /// The streams of sessions, by the identities of their clients.
+    /// Limits the session streams, by the identity of the client.
     stream_places: Arc<Places<Identity>>,
     watch_places: Arc<Places<Identity>>,
-    /// Limits the orders in progress.
+    /// Limits the orders of operators in progress.
     orders: Arc<Semaphore>,
     /// Limits the threads that wait for the disk to one.
     disk_looks: Arc<Semaphore>,
@@ -129,7 +129,7 @@ pub(crate) struct Front {
     registry: Mutex<Registry>,
     /// The last id that was given to a stream, call or connection.
     last_id: AtomicU64,
-    /// An event was pushed, and the replica was not woken since.
+    /// Whether an event was pushed and the replica was not woken since.
     is_pushed: AtomicBool,
     /// The number of the drain barrier in progress; 0: none.
     barrier: AtomicU64,
@@ -146,19 +146,20 @@ pub(crate) struct Front {
 struct Registry {
     connections: BTreeMap<u64, Arc<Connection>>,
     streams: BTreeMap<StreamId, OpenStream>,
-    /// Those streams that calls of sessions share.
+    /// The streams that session calls share; also in `streams`.
     shared_streams: SharedStreams,
     asks: BTreeMap<AskId, Ask>,
-    /// The streams of the leader's that callers read through this node, and how to end them.
+    /// The streams from the leader that clients read through this node, each with its caller and a sender to
+    /// end it.
     forwarded: BTreeMap<u64, (Caller, oneshot::Sender<Status>)>,
 }
 
-/// A stream of sessions' requests to the replica.
+/// A stream to the replica, with the requests of sessions.
 #[derive(Clone)]
 enum OpenStream {
-    /// A client's.
+    /// The stream of a client.
     Client(Arc<SessionStream>),
-    /// One that calls of a session share.
+    /// A stream that the calls of a session share.
     Shared(Arc<SharedStream>),
 }
 
@@ -177,7 +178,8 @@ impl OpenStream {
         }
     }
 
-    /// Ends what callers have on it whom `refusal` refuses.
+    /// Ends the streams or calls whose callers are no longer permitted. `refusal` returns the reason, or
+    /// `None` if the caller is permitted.
     fn end_denied(&self, refusal: impl Fn(&Caller) -> Option<String>) {
         match self {
             Self::Client(stream) => {
@@ -189,7 +191,7 @@ impl OpenStream {
         }
     }
 
-    /// The stream, if no call will use it again.
+    /// The shared stream, if no call can use it again.
     fn unused(&self) -> Option<Arc<SharedStream>> {
         match self {
             Self::Shared(stream) if stream.is_unused() => Some(stream.clone()),
@@ -316,7 +318,7 @@ impl Front {
         connection
     }
 
-    /// Records that a connection is closed at once.
+    /// Records that a new connection was refused.
     fn refuse_connection(&self, address: Option<SocketAddr>, why: &str) {
         observe::quota_refused("connections");
         let address = address.map(|address| address.to_string()).unwrap_or_default();
@@ -325,7 +327,7 @@ impl Front {
     }
 
     /// Makes room for other connections: closes those that have been idle for [`IDLE_WHILE_FULL`], unless
-    /// that was done within [`ROOM_EVERY`].
+    /// this was done less than [`ROOM_EVERY`] ago.
     fn close_idle(&self) {
         let now = Instant::now();
         let mut made = self.room_made.lock().unwrap_or_else(PoisonError::into_inner);
@@ -357,7 +359,7 @@ impl Front {
         Ok(stream)
     }
 
-    /// Adds a stream, and tells the replica of it.
+    /// Adds a stream, and sends its opening to the replica.
     fn register_stream(&self, id: StreamId, source: &Source, stream: OpenStream) {
         let caller = stream.caller().identity;
         let (identity, quota) = (caller.as_str().into(), self.access.quota(&caller));
@@ -372,8 +374,8 @@ impl Front {
         self.place("streams of sessions", &self.stream_places, caller)
     }
 
-    /// A place for a stream or watch of this caller. Anonymous callers share the places of all; they have no
-    /// limit of their own, since they can't be distinguished.
+    /// Counts a stream or watch towards the limits, in total and of its caller. Anonymous callers count
+    /// towards the total only, since they can't be told apart.
     fn place(
         &self,
         what: &'static str,
@@ -396,7 +398,7 @@ impl Front {
         })
     }
 
-    /// Tells the replica the quotas of the files in use now; without permissions they never change.
+    /// Sends the quotas of the current files to the replica. Without permissions they never change.
     pub(crate) fn set_quotas(&self) {
         if self.access.digest().is_none() {
             return;
@@ -408,7 +410,7 @@ impl Front {
         self.push(Event::Quotas { total: self.access.total_quota(), by_identity });
     }
 
-    /// Records that a caller has met a quota.
+    /// Records that a caller has reached a quota.
     fn over_quota(&self, what: &'static str, caller: &Caller, why: &str) {
         observe::quota_refused(what);
         self.refused("quota", caller, why);

@@ -26,7 +26,7 @@ use crate::inbox::Source;
 use crate::observe;
 use lockkeeper_places::TakenPlace;
 
-/// Above this many unsent answers, about 8 MiB, a client must keep reading: see [`LOOKS_MAX`].
+/// The number of unsent answers (about 8 MiB) above which a client must keep reading: see [`LOOKS_MAX`].
 const ITEMS_MAX: usize = 1 << 16;
 /// The hard limit of unsent answers, about 128 MiB: as many as a session may have requests.
 const ITEMS_HARD_MAX: usize = 1 << 20;
@@ -34,10 +34,10 @@ const ITEMS_HARD_MAX: usize = 1 << 20;
 /// counted, not their time: a stall of this process is one check, however long it was (P9).
 const LOOKS_MAX: u32 = 10;
 const LOOK: Duration = Duration::from_millis(500);
-/// Most answers in one frame. An answer has at most about 860 bytes, so a frame stays below the size that
-/// clients accept.
+/// Maximum number of answers in one frame. An answer has at most about 860 bytes, so a frame stays below the
+/// size that clients accept.
 const FRAME_ITEMS_MAX: usize = 4096;
-/// The time that a client has for the first frame of a stream.
+/// Time limit for the first frame of a stream.
 const FIRST_FRAME: Duration = Duration::from_secs(30);
 
 /// An open stream.
@@ -55,9 +55,10 @@ struct StreamBuffer {
     items: VecDeque<v1::ServerItem>,
     /// The memory of `items`, in bytes: an estimate.
     bytes: usize,
-    /// The number of frames that the client has taken.
+    /// Number of frames that the client has read from the buffer.
     taken: u64,
-    /// Whether a task checks that the client reads its very many unsent answers.
+    /// Whether a task checks that the client keeps reading, since it has more than [`ITEMS_MAX`] unsent
+    /// answers.
     is_watched: bool,
     /// The last item to send; once it is set, no further answers are sent.
     end: Option<v1::StreamEnd>,
@@ -90,8 +91,8 @@ impl SessionStream {
         stream
     }
 
-    /// Buffers answers for the client. Up to [`ITEMS_HARD_MAX`] their number alone does not end the stream: a
-    /// client with many requests may get many answers at once.
+    /// Buffers answers for the client. The number of unsent answers ends the stream only above
+    /// [`ITEMS_HARD_MAX`]: a client with many requests may get many answers at once.
     pub(super) fn deliver(self: &Arc<Self>, items: Vec<v1::ServerItem>) {
         let mut state = self.lock();
         if state.is_over {
@@ -247,8 +248,8 @@ impl SessionStream {
         self.finish();
     }
 
-    /// Marks the requests that the client may not make as denied: acquires without the permission, and all
-    /// above its rate but keep-alives, attaches, releases and ends of sessions.
+    /// Marks requests as denied if the client may not make them: acquires without the permission, and
+    /// requests above the rate limit. Keep-alives, attaches, releases and ends of sessions are never limited.
     fn permitted(self: &Arc<Self>, mut requests: Vec<Request>) -> Vec<Request> {
         let front = self.connection.front();
         let identity = &self.caller.identity;
@@ -312,7 +313,8 @@ impl SessionStream {
     }
 }
 
-/// The memory of an answer, in bytes. The others with a text are few.
+/// The memory of an answer, in bytes. Only refusals have a text that matters; other answers with a text are
+/// rare.
 fn memory(item: &v1::ServerItem) -> usize {
     let text = if let Some(What::Refused(refused)) = &item.what { refused.text.len() } else { 0 };
     size_of::<v1::ServerItem>() + text

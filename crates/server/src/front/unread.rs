@@ -1,8 +1,8 @@
-//! The memory for what clients have not read yet, all together.
+//! Limits the memory for answers and changes that clients have not read yet, over all clients.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The limit in bytes.
+/// The limit for all clients together, in bytes.
 const UNREAD_MAX: usize = 1 << 30;
 
 /// Counts the unread bytes of all clients. The limit of one client is a quarter of the free memory: it falls
@@ -20,7 +20,7 @@ impl Unread {
         self.0.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// The most that one client may have at present, in bytes.
+    /// The present limit of unread bytes of one client.
     pub(super) fn share(&self) -> usize {
         UNREAD_MAX.saturating_sub(self.0.load(Ordering::Relaxed)) / 4
     }

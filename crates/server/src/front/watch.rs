@@ -1,4 +1,4 @@
-//! A watch: changes of locks, on their way to one client.
+//! A watch: buffers the changes of locks for one client.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -19,7 +19,7 @@ use lockkeeper_places::TakenPlace;
 /// The unsent changes of one watch.
 pub(super) struct Watcher {
     connection: Arc<Connection>,
-    /// Who watches.
+    /// The client that watches.
     pub(super) caller: Caller,
     _place: TakenPlace<Identity>,
     state: Mutex<WatchBuffer>,

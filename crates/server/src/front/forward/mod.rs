@@ -1,7 +1,7 @@
-//! Calls that only another node can answer: the leader, or the one whose state is asked for. This node
-//! forwards them, so that a tool needs the address of one node only, and any node will do.
+//! Calls that only another node can answer: the leader, or the node that the call is about. This node
+//! forwards such calls, so that a tool needs the address of only one node, no matter which.
 //!
-//! Responsible for: every unary call, and `Watch` and `Backup`, passed on as bytes. A follower's own table
+//! Responsible for: every unary call, and `Watch` and `Backup`, forwarded as bytes. A follower's own table
 //! would not suffice: it may report a token as current that was released a moment ago (P3 depends on that
 //! answer). A forwarded call must not be forwarded again (during an election two nodes may each take the
 //! other for the leader), and a call that must be executed once must not be repeated (O1).
@@ -37,10 +37,10 @@ use link::{ForwardError, ForwardedStream};
 
 /// The header of a forwarded call: the incarnation of the forwarding node's data directory.
 pub(super) const FORWARDED: &str = "lockkeeper-forwarded";
-/// The call for a node's state.
+/// The path of the call for a node's state.
 const STATUS: &str = "/lockkeeper.v1.Lockkeeper/Status";
-/// The limit of a call's bytes, which are kept for forwarding. A break with the longest reason has a tenth of
-/// it.
+/// Limit on a call's message, in bytes; the message is kept for forwarding. A break with the longest reason
+/// has a tenth of this.
 const CALL_BYTES_MAX: usize = 64 << 10;
 /// How long a call waits while this node knows no leader: longer than an election takes at the default
 /// election time-out. After that the caller gets an error, since another node may know a leader.
@@ -59,7 +59,7 @@ enum CallKind {
     Once,
     /// The answer is a stream.
     Stream,
-    /// It is for the node that it names, whether that leads or not.
+    /// The call is for the node that it names, leader or not.
     OfNode,
 }
 
@@ -91,7 +91,7 @@ fn kind(path: &str) -> Option<CallKind> {
     }
 }
 
-/// Answers a call, on this node or by the leader, if the caller may make it.
+/// Answers a call that the caller is permitted to make, on this node or by forwarding it to the leader.
 pub(super) async fn route(
     front: Arc<Front>,
     mut routes: Routes,
@@ -116,7 +116,8 @@ pub(super) async fn route(
         let other = if kind == CallKind::OfNode { call.other_node()? } else { None };
         if let (false, Some(node)) = (is_forwarded, other) {
             if call.parts.uri.path() == STATUS {
-                // It is not counted otherwise: clients need it to find the leader.
+                // A `Status` call about another node counts towards the rate limit. One about this node does
+                // not: clients need it to find the leader.
                 count_call(&call.front, &call.caller)?;
             }
             return call.ask_node(node).await;
@@ -222,9 +223,9 @@ impl Forwarding {
         self.front.clients().get(&leader).filter(|address| !address.is_empty()).cloned()
     }
 
-    /// Forwards the call to the node that this one follows. Returns `None` if the call can be sent again: it
-    /// was not sent, or, unless it must be executed once, the other node does not lead or this node has
-    /// stopped following it (the connection to a dead leader may stay open for long).
+    /// Forwards the call to the leader that this node follows. Returns `None` if the call can be sent again.
+    /// It can if it was not sent; or, unless it must be executed only once, if the other node does not lead,
+    /// or this node no longer follows that node (the connection to a dead leader may stay open for long).
     async fn ask(
         &self,
         leader: u64,
@@ -330,7 +331,8 @@ impl Forwarding {
         headers.remove(http::header::CONTENT_LENGTH);
         headers.remove(IDENTITY);
         if self.front.tls.is_some() {
-            // The leader believes this node's certificate. Without TLS it checks the caller's token itself.
+            // The leader trusts this node's certificate and takes the identity from the header below. Without
+            // TLS, the leader checks the caller's token itself.
             headers.remove(http::header::AUTHORIZATION);
             let identity = HeaderValue::from_bytes(self.caller.identity.as_str().as_bytes());
             headers.insert(
@@ -362,7 +364,7 @@ async fn until_other(state: &mut shown::Receiver<ReplicaStatus>, leader: u64) {
     drop(state.wait_for(|state| *state != ReplicaStatus::Following { leader }).await);
 }
 
-/// Whether the headers are those of a node that does not lead, or shuts down.
+/// Whether the headers come from a node that does not lead, or that shuts down.
 fn says_not_leader(headers: &HeaderMap) -> bool {
     headers.contains_key(LEADER_METADATA)
 }
