@@ -1,5 +1,5 @@
-//! The end of a request at the upstream: of a guarded one seen, or unknown; and of any one if its client does
-//! not read.
+//! Detects the end of a request at the upstream. The end of a guarded request is either known or unknown; any
+//! response ends if its client does not read.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,8 +20,9 @@ use crate::client::InProgress;
 use crate::observe;
 use crate::reader::ReaderWait;
 
-/// A guarded request that may be at the upstream. Dropped before [`Inside::ended`], its end is unknown: the
-/// upstream may still be working on it, so its resource stays as it is for the settling time.
+/// A guarded request that may be at the upstream. If this value is dropped without [`Inside::ended`], the
+/// request's end is unknown: the upstream may still work on it, so its resource admits only the same token
+/// for the settling time.
 #[derive(Debug)]
 pub(crate) struct Inside {
     pass: Option<Pass>,
@@ -35,7 +36,7 @@ impl Inside {
         Self { pass: Some(pass), settle, unsettled }
     }
 
-    /// The upstream has ended the request, or has never seen it.
+    /// To be called when the upstream has ended the request, or has never received it.
     pub(crate) fn ended(mut self) {
         self.pass = None;
     }
@@ -45,7 +46,7 @@ impl Drop for Inside {
     fn drop(&mut self) {
         let Some(pass) = self.pass.take() else { return };
         observe::unknown_end();
-        // Without a runtime the process ends; the next run settles.
+        // Without a runtime the process is ending; the next run of the gate waits for the settling time.
         let Ok(runtime) = Handle::try_current() else { return };
         let (settle, unsettled) = (self.settle, Arc::clone(&self.unsettled));
         unsettled.fetch_add(1, Ordering::Relaxed);
@@ -64,8 +65,8 @@ pub(crate) enum GateBody {
     Upstream(UpstreamBody),
 }
 
-/// The upstream's body. A guarded write ends with it. A client that does not read its response keeps the body
-/// from being polled, so a task of its own ends a response that takes too long.
+/// The upstream's body. A guarded write ends when its response's body ends. If a client does not read its
+/// response, the body is not polled, so a separate task ends a response that takes too long.
 #[derive(Debug)]
 pub(crate) struct UpstreamBody {
     transfer: Arc<Mutex<Transfer>>,
@@ -77,11 +78,11 @@ pub(crate) struct UpstreamBody {
 struct Transfer {
     /// `None` once it has ended, has failed, or was cut off.
     body: Option<Incoming>,
-    /// Of a guarded write: also its time limit.
+    /// For a guarded write: the request, and its deadline.
     inside: Option<(Inside, Instant)>,
     in_progress: Option<InProgress>,
     reader: ReaderWait,
-    /// Why it was cut off; the next poll returns it.
+    /// The reason if the response was cut off; the next poll returns it.
     failure: Option<BodyError>,
 }
 
@@ -101,8 +102,8 @@ impl GateBody {
         Self::Own(Some(bytes).filter(|bytes| !bytes.is_empty()))
     }
 
-    /// `inside`: the request, if it ends with this body, and when that takes too long. `reader`: how long the
-    /// body may wait for its reader.
+    /// `inside`: the request, if it ends with this body, and its deadline. `reader`: how long the body may
+    /// wait for its reader.
     pub(crate) fn of_upstream(
         body: Incoming,
         inside: Option<(Inside, Instant)>,
@@ -125,7 +126,7 @@ impl GateBody {
 
 async fn cut_off_when_late(transfer: Arc<Mutex<Transfer>>) {
     loop {
-        // In a statement of its own, so that the mutex guard is not held across the await.
+        // A separate statement, so that the mutex guard is not held across the await.
         let next = lock(&transfer).cut_off_if_late(Instant::now());
         let Some(next) = next else { return };
         sleep_until(next).await;
@@ -147,7 +148,7 @@ impl Transfer {
         match &frame {
             Some(Ok(frame)) => {
                 self.reader.taken(frame.data_ref().map_or(0, Bytes::len), Instant::now());
-                // A server need not poll again after the last frame.
+                // The HTTP server need not poll again after the last frame.
                 if body.is_end_stream() {
                     self.end();
                 }
@@ -158,8 +159,8 @@ impl Transfer {
         Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)))
     }
 
-    /// The upstream has ended the response. The request stays in progress until the server has dropped the
-    /// body: it may hold the last frame until the client reads.
+    /// To be called when the upstream has ended the response. The request stays in progress until the HTTP
+    /// server has dropped the body, which may hold the last frame until the client reads it.
     fn end(&mut self) {
         self.body = None;
         if let Some((inside, _)) = self.inside.take() {
@@ -167,7 +168,8 @@ impl Transfer {
         }
     }
 
-    /// Cuts the response off if it is late; otherwise returns when to check again. `None`: it is over.
+    /// Cuts the response off if it is late; otherwise returns the time of the next check. `None`: the
+    /// response is over.
     fn cut_off_if_late(&mut self, now: Instant) -> Option<Instant> {
         self.in_progress.as_ref()?;
         let reader = self.reader.until(now);
@@ -185,7 +187,8 @@ impl Transfer {
         Some(deadline.map_or(reader, |deadline| deadline.min(reader)))
     }
 
-    /// Nobody reads the response any more. Reads the rest of a guarded one, so that its end is known.
+    /// To be called when no client reads the response any more. Reads the rest of the response to a guarded
+    /// request, so that the request's end is known.
     fn abandon(&mut self) {
         let (body, inside, in_progress) = (self.body.take(), self.inside.take(), self.in_progress.take());
         let (Some(mut body), Some((inside, deadline))) = (body, inside) else { return };

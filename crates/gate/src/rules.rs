@@ -26,12 +26,12 @@ use matchit::{Params, Router};
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
-/// The methods that `methods` of a rule may leave out. Others (`MOVE`, `PROPPATCH`, `PURGE`, …) are not known
-/// to change nothing.
+/// The methods that the `methods` of a rule may leave out. Other methods (`MOVE`, `PROPPATCH`, `PURGE`, …)
+/// may change something, so they always need a token.
 const OPTIONAL: [Method; 7] =
     [Method::GET, Method::HEAD, Method::OPTIONS, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
 
-/// Which requests are guarded, and by which names.
+/// Rules for which requests are guarded, and under which resource and lock names.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     paths: Router<usize>,
@@ -49,10 +49,10 @@ struct PathRule {
 /// Which methods need a token.
 #[derive(Clone, Debug)]
 enum GuardedMethods {
-    /// None: the path is open.
+    /// No method: the path is open.
     None,
     AllButReads,
-    /// These, and all that are not [`OPTIONAL`].
+    /// These methods, and all that are not [`OPTIONAL`].
     Listed(Vec<Method>),
 }
 
@@ -66,10 +66,10 @@ impl GuardedMethods {
     }
 }
 
-/// What the rules say of a request.
+/// The decision of the rules for a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Ruling {
-    /// Whether it needs a token.
+    /// Whether the request needs a token.
     pub(crate) token_required: bool,
     /// The resource's name.
     pub(crate) resource: String,
@@ -90,14 +90,14 @@ pub enum RulesError {
     /// A rule makes no sense.
     #[error("the rule for `{path}`: {why}")]
     Rule {
-        /// Its path.
+        /// The path of the rule.
         path: String,
         /// What is wrong.
         why: String,
     },
 }
 
-/// Most parameters of a path, such as `{id}`. The router panics at 26.
+/// Maximum number of parameters of a path, such as `{id}`. The router panics at 26.
 const PARAMETERS_MAX: usize = 16;
 
 #[derive(Deserialize)]
@@ -211,7 +211,8 @@ impl Rules {
     }
 }
 
-/// The patterns by their index; for `/a/{*rest}` also `/a`, unless a pattern of its own is there.
+/// A router that returns the index of a pattern. `/a/{*rest}` also matches `/a`, unless `/a` has a pattern of
+/// its own.
 fn router(patterns: &[&str]) -> Result<Router<usize>, String> {
     let mut paths = Router::new();
     for (index, pattern) in patterns.iter().enumerate() {
@@ -225,7 +226,7 @@ fn router(patterns: &[&str]) -> Result<Router<usize>, String> {
     Ok(paths)
 }
 
-/// The lock of a resource, unless a rule says otherwise. Names of locks have no leading slash.
+/// The default name of a resource's lock. Lock names have no leading slash.
 fn lock_of(resource: &str) -> String {
     resource.strip_prefix('/').unwrap_or(resource).to_owned()
 }
@@ -282,8 +283,8 @@ impl Template {
     }
 }
 
-/// The one spelling of a path: percent-decoded, without a slash at its end. `None` if upstreams may read the
-/// path in different ways: with another spelling, a client could reach a resource past its marks.
+/// The canonical spelling of a path: percent-decoded, without a slash at its end. `None` if upstreams may
+/// interpret the path in different ways: with another spelling, a client could bypass the resource's marks.
 pub(crate) fn canonical(path: &str) -> Option<String> {
     if path == "*" {
         return Some(path.to_owned());

@@ -13,13 +13,12 @@ use tokio::sync::Notify;
 
 use crate::GateError;
 
-/// The largest file that is read, in bytes.
+/// Limit on the size of a file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// How often the files are compared with those in use.
+/// The interval at which the files are compared with those in use.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// The certificate and the key that the gate shows to its clients. TLS 1.2 and 1.3; clients need no
-/// certificate.
+/// The gate's certificate and key. TLS 1.2 and 1.3; clients need no certificate.
 pub struct GateTls {
     certificate: PathBuf,
     key: PathBuf,
@@ -42,10 +41,10 @@ impl std::fmt::Debug for GateTls {
 }
 
 impl GateTls {
-    /// Reads a certificate, with those between it and its authority, and its key; both in PEM.
+    /// Reads a certificate, with its intermediate certificates, and its key; both in PEM.
     ///
     /// # Errors
-    /// [`GateError::Tls`]: a file can't be read, or both are no certificate and its key.
+    /// [`GateError::Tls`]: a file can't be read, or the files are not a certificate and its key.
     pub fn load(certificate: &Path, key: &Path) -> Result<Arc<Self>, GateError> {
         let loaded = LoadedFiles::new(contents(certificate, key)?, certificate, key)?;
         let (certificate, key) = (certificate.to_owned(), key.to_owned());
@@ -67,7 +66,8 @@ impl GateTls {
         Ok(true)
     }
 
-    /// Reads the files again when they have changed, and when it is asked to; for as long as it is polled.
+    /// Reloads the files when they have changed, and after a notification of `asked`. Runs until the future
+    /// is dropped.
     pub async fn keep_current(self: Arc<Self>, asked: Arc<Notify>) {
         let mut failed = None;
         loop {
@@ -76,7 +76,7 @@ impl GateTls {
                 () = asked.notified() => true,
             };
             let read = self.clone();
-            // On a thread of its own: a file system may not answer.
+            // Runs on a thread of its own, since a file system may hang.
             let Ok(reloaded) = tokio::task::spawn_blocking(move || read.reload()).await else { continue };
             match reloaded {
                 Ok(true) => tracing::info!("new connections use the new certificate"),
@@ -84,8 +84,8 @@ impl GateTls {
                 Ok(false) => {}
                 Err(error) => {
                     let text = error.to_string();
-                    // The files may just be being replaced, so the same error is logged once, and when it is
-                    // asked for.
+                    // The files may be in the middle of a replacement, so the same error is logged only once,
+                    // and after each notification.
                     if is_asked || failed.as_ref() != Some(&text) {
                         tracing::error!("the certificate in use stays: {text}");
                     }

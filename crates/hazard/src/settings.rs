@@ -1,4 +1,4 @@
-//! What the visitor chooses: times, faults, and what the resource checks.
+//! The settings of a play: times, faults, and what the fence at the resource checks.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const DRIFT_MAX: i64 = 50;
 pub struct Settings {
     /// The lock service.
     pub service: LockServiceKind,
-    /// Who competes with A.
+    /// The clients that compete with A.
     pub others: Others,
     /// What the resource checks.
     pub fence: Fence,
@@ -26,27 +26,28 @@ pub struct Settings {
     pub ttl_ms: u64,
     /// How long the lock stays closed after a session has expired.
     pub lock_delay_ms: u64,
-    /// When a session expires whose client has closed its connection; 0: after its ttl, as if it were silent.
+    /// How long a session lives after its client has closed the connection; 0: for its ttl, as if the client
+    /// were silent.
     pub linger_ms: u64,
     /// The time between reading and writing.
     pub work_ms: u64,
-    /// Where the process of A stands still, once.
+    /// The point at which the process of A is paused, once.
     pub pause: Pause,
-    /// For how long.
+    /// The length of the pause.
     pub pause_ms: u64,
     /// How much faster the clock of A runs than the others, in percent; negative: slower.
     pub drift_percent: i64,
-    /// When the network between A and the lock service is cut.
+    /// The time at which the network between A and the lock service is cut.
     pub cut_at_ms: u64,
-    /// For how long; 0: never.
+    /// The length of the cut; 0: no cut.
     pub cut_ms: u64,
-    /// How much longer A's first write is on its way to the resource.
+    /// The additional time that A's first write takes to the resource.
     pub write_delay_ms: u64,
-    /// A's process is killed after it has sent its first write.
+    /// Whether A's process is killed after it has sent its first write.
     pub crash: bool,
-    /// When the clocks of three of the five Redis servers are set forward.
+    /// The time at which the clocks of three of the five Redis servers are set forward.
     pub step_at_ms: u64,
-    /// By how much; 0: never.
+    /// The size of that step; 0: no step.
     pub step_ms: u64,
 }
 
@@ -60,7 +61,7 @@ pub enum LockServiceKind {
     Redlock,
 }
 
-/// Who competes with A, which withdraws 30.
+/// The clients that compete with A; A withdraws 30.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Others {
@@ -83,10 +84,10 @@ pub enum Fence {
 }
 
 impl Fence {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::None, Self::Write, Self::Enter];
 
-    /// Its name, as it is set.
+    /// The name of the variant as the value of a setting.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -101,15 +102,15 @@ impl Fence {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pause {
-    /// It never stands still.
+    /// A is not paused.
     Never,
-    /// After it has the lock, before it reads.
+    /// After A has got the lock, before A reads.
     BeforeRead,
-    /// After it has read, before it works.
+    /// After A has read, before A works.
     BeforeWork,
-    /// Before it checks that its lease is valid.
+    /// Before A checks that its lease is valid.
     BeforeCheck,
-    /// After that check, before it writes.
+    /// After that check, before A writes.
     BeforeWrite,
 }
 
@@ -129,7 +130,7 @@ pub enum SettingsError {
         key: &'static str,
         /// What was given.
         value: String,
-        /// What it may be.
+        /// The allowed values.
         allowed: String,
     },
     /// Settings that do not fit together.
@@ -137,7 +138,7 @@ pub enum SettingsError {
     Together(&'static str),
 }
 
-/// The settings, as [`Settings::set`] names them.
+/// The names of the settings, for [`Settings::set`].
 pub const KEYS: [&str; 16] = [
     "service",
     "others",
@@ -232,7 +233,8 @@ impl Settings {
         Ok(())
     }
 
-    /// The settings of a query: `story` names what they begin with, the rest are [`KEYS`].
+    /// Settings from a query. `story` names the story whose settings they start from; all other keys are from
+    /// [`KEYS`].
     ///
     /// # Errors
     /// [`SettingsError`]: a key or a value can't be used, or the settings do not fit together.
@@ -247,7 +249,7 @@ impl Settings {
         settings.check().map(|()| settings)
     }
 
-    /// Whether the settings fit together.
+    /// Checks that the settings fit together.
     ///
     /// # Errors
     /// [`SettingsError::Together`], with what does not fit.
@@ -280,7 +282,7 @@ impl Settings {
 }
 
 impl SettingsError {
-    /// `key` can't be `value`, of which a part is shown.
+    /// The error for a value that `key` can't have; the value is shortened.
     pub(crate) fn value(key: &'static str, value: &str, allowed: String) -> Self {
         Self::Value { key, value: value.chars().take(100).collect(), allowed }
     }

@@ -112,7 +112,7 @@ struct PendingRecord {
     line: Line,
     /// Whether it must be on disk before the next one is written.
     sync: bool,
-    /// Who waits until it is written.
+    /// The sender to the task that waits until the record is written.
     written: Option<oneshot::Sender<io::Result<()>>>,
 }
 
@@ -414,7 +414,7 @@ mod tests {
         refuse("unauthenticated");
         audit.refusals.lock().unwrap().get_mut("denied").unwrap().since -= PERIOD;
         refuse("denied");
-        // It is written after them.
+        // This record is written after the refusals, so they are in the file then.
         audit.done(AuditRecord::default()).await.unwrap();
         let lines = lines(&path);
         assert_eq!(lines.len(), REFUSALS_MAX as usize + 3);

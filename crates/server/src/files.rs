@@ -1,4 +1,4 @@
-//! The small files that a node is given: certificates, tokens, permissions. They are read again while it
+//! The small files in a node's options: certificates, tokens, permissions. They are reloaded while the node
 //! runs.
 
 use std::path::{Path, PathBuf};
@@ -9,9 +9,9 @@ use tokio::sync::Notify;
 
 use crate::audit::{Audit, AuditRecord};
 
-/// The largest file that is read, in bytes.
+/// Limit on the size of a file, in bytes.
 pub(crate) const FILE_BYTES_MAX: usize = 1 << 20;
-/// How often the files are compared with those in use.
+/// The interval at which the files are compared with those in use.
 const LOOK: Duration = Duration::from_secs(10);
 
 /// Why a file that a node is given can't be used.
@@ -39,7 +39,7 @@ pub enum FileError {
     Unusable {
         /// The file.
         file: PathBuf,
-        /// Its fault.
+        /// What is wrong with the content.
         why: String,
     },
     /// The certificate names another node, or a node of another cluster, than this one.
@@ -54,10 +54,10 @@ pub enum FileError {
     },
 }
 
-/// Reads a file of at most [`FILE_BYTES_MAX`].
+/// Reads a file of at most [`FILE_BYTES_MAX`] bytes.
 ///
 /// # Errors
-/// It can't be read, or is larger.
+/// The file can't be read, or is larger.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     use std::io::Read;
     let failed = |source| FileError::Read { file: path.to_owned(), source };
@@ -74,7 +74,7 @@ pub(crate) fn unusable(path: &Path, why: String) -> FileError {
     FileError::Unusable { file: path.to_owned(), why }
 }
 
-/// Files in use that can be exchanged while the node runs.
+/// Files in use that can be replaced while the node runs.
 pub(crate) trait Reload: Send + Sync + 'static {
     /// Reads the files again, and returns whether they have changed. Unusable files change nothing. Blocks.
     ///
@@ -82,14 +82,14 @@ pub(crate) trait Reload: Send + Sync + 'static {
     /// The files can't be used.
     fn reload(&self) -> Result<bool, FileError>;
 
-    /// What the files are for, and their names.
+    /// The purpose of the files, and their names.
     fn names(&self) -> String;
 
-    /// Called after each look at the files: logs what else there is to say of them.
+    /// Called after each check of the files; logs further warnings about them.
     fn looked(&self) {}
 }
 
-/// Reloads changed files, for as long as it is polled; at once after `wake`.
+/// Reloads changed files, at intervals and at once after `wake`. Runs until the future is dropped.
 pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>, audit: Arc<Audit>) {
     let note = |detail, reason, result: &str| {
         let result = result.to_owned();
@@ -104,7 +104,7 @@ pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>,
         };
         for (it, failed) in files.iter().zip(&mut failed) {
             let read = it.clone();
-            // On a thread of its own: a file system may not answer.
+            // Runs on a thread of its own, since a file system may hang.
             let Ok(reloaded) = tokio::task::spawn_blocking(move || read.reload()).await else { continue };
             let names = it.names();
             match reloaded {

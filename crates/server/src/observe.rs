@@ -40,7 +40,7 @@ const CERTIFICATE_ENDS: &str = "lockkeeper_certificate_ends_timestamp_seconds";
 const TRACES_DROPPED: &str = "lockkeeper_traces_dropped_total";
 const CLOCK_RATE: &str = "lockkeeper_clock_correction_ratio";
 
-/// Explains every metric to the recorder. To be called once it is installed.
+/// Registers the description and unit of every metric. To be called once the recorder is installed.
 pub(crate) fn describe() {
     describe_histogram!(
         LOG_SYNC,
@@ -103,7 +103,7 @@ pub(crate) fn describe() {
         CLOCK_RATE,
         "How much faster the clock of this node runs than its uncorrected hardware clock"
     );
-    // An increase is seen only from a value that was there before.
+    // Counters start at 0, since an increase is visible only relative to an earlier value.
     counter!(TABLES_DIFFER).increment(0);
     counter!(TRACES_DROPPED).increment(0);
     for reason in ["too-slow", "protocol"] {
@@ -166,12 +166,12 @@ pub(crate) fn traces_dropped(count: usize) {
     }
 }
 
-/// Counts what was refused at a quota.
+/// Counts a refusal because of a quota.
 pub(crate) fn quota_refused(what: &'static str) {
     counter!(QUOTA_REFUSALS, "what" => what).increment(1);
 }
 
-/// Sets what a node has. `before`: what it had done when this was called last.
+/// Sets the metrics of a node's state. `before`: the counts at the last call.
 pub(crate) fn load(load: &Load, before: &Activity) {
     gauge!(LEADS).set(f64::from(u8::from(load.leads)));
     gauge!(LEADER).set(load.leader as f64);
@@ -202,7 +202,7 @@ pub(crate) fn prefix(prefix: &str, holds: u64, waiters: u64) {
     gauge!(PREFIX_WAITERS, "prefix" => prefix.to_owned()).set(waiters as f64);
 }
 
-/// Sets when this node's certificate ends.
+/// Sets the time at which this node's certificate ends.
 pub(crate) fn certificate_ends(since_1970: Duration) {
     gauge!(CERTIFICATE_ENDS).set(since_1970.as_secs_f64());
 }
@@ -212,7 +212,7 @@ pub(crate) fn clock_correction(ratio: f64) {
     gauge!(CLOCK_RATE).set(ratio);
 }
 
-/// Reports the state of this process to systemd, if that has started it.
+/// Reports the state of this process to systemd, if systemd has started it.
 pub(crate) fn notify(state: sd_notify::NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::debug!(%error, "the service manager could not be told: {error}");

@@ -22,12 +22,12 @@ use lockkeeper_wire::v1::{self, StreamEndReason, client_item, server_item::What}
 
 use crate::observe;
 
-/// Most acquires that a node traces at a time. Further ones are not traced.
+/// Maximum number of acquires that a node traces at a time. Further ones are not traced.
 const OPEN_MAX: usize = 1 << 12;
-/// Most of them that wait for a lock. The trace of the one that has waited longest ends for a further one, so
-/// that long waits leave room for other traces.
+/// Maximum number of traced acquires that wait for a lock. If one more waits, the trace of the one that has
+/// waited longest ends, so that long waits leave room for other traces.
 const WAITING_MAX: usize = OPEN_MAX / 2;
-/// Most names in a trace.
+/// Maximum number of names in a trace.
 const NAMES_MAX: usize = 8;
 
 /// Receives the traces of acquires. Called on the replica's thread: it must neither block nor panic. Returns
@@ -49,10 +49,10 @@ impl fmt::Debug for TraceSink {
     }
 }
 
-/// What a leader did for one acquire.
+/// The trace of one acquire at the leader.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AcquireTrace {
-    /// The client's span.
+    /// The trace context of the client's span.
     pub context: TraceContext,
     /// The id of this node.
     pub node: u64,
@@ -64,7 +64,7 @@ pub struct AcquireTrace {
     pub names: Vec<String>,
     /// How many names there are.
     pub name_count: usize,
-    /// How it ended; docs/metrics.md lists the outcomes.
+    /// The outcome of the acquire; docs/metrics.md lists the outcomes.
     pub outcome: &'static str,
     /// The fencing token, if it was granted.
     pub token: Option<u64>,
@@ -84,9 +84,9 @@ pub struct TraceStage {
     /// on this node. `commit`: until a majority has the entry, and this thread begins to apply it. `apply`:
     /// until the answer is handed to the connection. `wait`: in the lock's queue.
     pub name: &'static str,
-    /// When it began.
+    /// The start of the stage.
     pub start: SystemTime,
-    /// When it ended.
+    /// The end of the stage.
     pub end: SystemTime,
 }
 
@@ -137,9 +137,9 @@ struct OpenTrace {
     stage: AcquireStage,
     /// The end of the last stage.
     reached: Instant,
-    /// Its place in [`AcquireTracer::waiting`].
+    /// The key of this trace in [`AcquireTracer::waiting`].
     waiting_number: u64,
-    /// The `finish` command that is about to end it.
+    /// The `finish` command that is about to end the request.
     finish: Option<Seq>,
 }
 
@@ -175,8 +175,8 @@ impl OpenTrace {
         self.reached = until;
     }
 
-    /// Ends the stage in progress if it is `from`. The same command may pass a stage again: a client may
-    /// repeat it.
+    /// Ends the stage in progress if it is `from`. Otherwise does nothing: a repeated command passes the same
+    /// stages again.
     fn advance(&mut self, from: AcquireStage, to: AcquireStage, at: Instant) {
         if self.stage == from {
             self.end_stage(at);
@@ -184,7 +184,7 @@ impl OpenTrace {
         }
     }
 
-    /// The replica has answered, in work that began at `since`.
+    /// To be called when the replica has answered, in work that began at `since`.
     fn applied(&mut self, since: Instant) {
         self.advance(AcquireStage::Commit, AcquireStage::Apply, since);
         // An answer that needs no log entry.
@@ -222,9 +222,9 @@ impl TraceArrivals {
         sampled
     }
 
-    /// Traces those of the sampled acquires that the replica gets: they are among `requests`, and not denied.
-    /// To be called before the requests are pushed to the inbox, so that the replica's thread finds the
-    /// arrivals of each frame it takes.
+    /// Begins the traces of the sampled acquires that are passed to the replica: those that are among
+    /// `requests` and not denied. To be called before the requests are pushed to the inbox, so that the
+    /// replica's thread finds the arrivals of each frame that it takes.
     pub(crate) fn arrived(&self, stream: StreamId, sampled: Vec<SampledAcquire>, requests: &[Request]) {
         if sampled.is_empty() {
             return;
@@ -256,12 +256,13 @@ pub(crate) struct AcquireTracer {
     sink: TraceSink,
     arrivals: Arc<TraceArrivals>,
     open: BTreeMap<RequestKey, OpenTrace>,
-    /// Those that wait for a lock, in the order in which they began to.
+    /// The traces of acquires that wait for a lock, in the order in which they began to wait.
     waiting: BTreeMap<u64, RequestKey>,
     last_waiting: u64,
-    /// Pending `finish` commands, one at most for each open trace, and the request that it ends.
+    /// The pending `finish` commands, at most one for each open trace, with the seq of the request that each
+    /// ends.
     finishes: BTreeMap<RequestKey, Seq>,
-    /// When the replica began the work whose outputs are handed over next.
+    /// The time at which the replica began the work whose outputs are passed on next.
     working_since: Option<Instant>,
     finished: Vec<AcquireTrace>,
 }
@@ -281,7 +282,7 @@ impl AcquireTracer {
         }
     }
 
-    /// A turn has taken these events from the inbox.
+    /// To be called when a turn has taken these events from the inbox.
     pub(crate) fn taken(&mut self, at: Instant, events: &[Event]) {
         for (key, trace) in self.arrivals.take() {
             match self.open.entry(key) {
@@ -334,7 +335,7 @@ impl AcquireTracer {
         }
     }
 
-    /// The log entries of these acquires are about to be written.
+    /// To be called before the log entries of these acquires are written.
     pub(crate) fn write_begins(&mut self, acquires: impl Iterator<Item = RequestKey>) -> TracedWrite {
         let mut keys = Vec::new();
         if !self.open.is_empty() {
@@ -349,7 +350,7 @@ impl AcquireTracer {
         TracedWrite(keys)
     }
 
-    /// The write is durable on this node.
+    /// To be called when the write is durable on this node.
     pub(crate) fn write_ends(&mut self, TracedWrite(keys): TracedWrite) {
         if keys.is_empty() {
             return;
@@ -362,7 +363,7 @@ impl AcquireTracer {
         }
     }
 
-    /// These outputs are about to be handed to the front.
+    /// To be called before these outputs are passed to the front.
     pub(crate) fn answered(&mut self, outputs: &[Output]) {
         let since = self.working_since.take();
         if self.open.is_empty() {
@@ -388,7 +389,7 @@ impl AcquireTracer {
         }
     }
 
-    /// Sends the finished traces. To be called once the outputs are handed over.
+    /// Sends the finished traces. To be called after the outputs were passed to the front.
     pub(crate) fn send(&mut self) {
         let refused =
             self.finished.drain(..).filter_map(|trace| (!(self.sink.0)(trace)).then_some(())).count();

@@ -18,7 +18,7 @@ pub(super) struct RequestEntry {
     pub(super) ticket: Ticket,
     /// `None` for a closed hold, which belongs to no session (D2).
     pub(super) owner: Option<Owner>,
-    /// Of its acquire (R5); 0 for a closed hold.
+    /// The fingerprint of the acquire (R5); 0 for a closed hold.
     pub(super) fingerprint: Fingerprint,
     /// The nodes of the request's names, in byte order of the names.
     pub(super) nodes: Few<NodeId>,
@@ -30,7 +30,7 @@ pub(super) struct RequestEntry {
     pub(super) keep_closed_ms: u32,
     /// Accounted size in bytes, without that of the extras: see [`base_bytes`].
     pub(super) base_bytes: u32,
-    /// The account of its session; of a closed hold: of the session that held it.
+    /// The account of the request's session; for a closed hold, of the session that held it.
     pub(super) account: AccountId,
     pub(super) stage: RequestStage,
     pub(super) extras: Option<Box<Extras>>,
@@ -82,7 +82,7 @@ impl RequestEntry {
         u64::from(self.base_bytes) + extras as u64
     }
 
-    /// Its part in the usage of its session's identity.
+    /// The usage that this request adds for the identity of its session.
     pub(super) fn usage(&self) -> Usage {
         let waiters = u64::from(matches!(self.stage, RequestStage::Waiting { .. }));
         let names = self.nodes.as_slice().len() as u64;

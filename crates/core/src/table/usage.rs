@@ -1,5 +1,5 @@
-//! What the sessions of one identity have in the table. Derived from the sessions and requests: not in
-//! snapshots.
+//! The usage of the table by the sessions of one identity. Derived from the sessions and requests, so it is
+//! not in snapshots.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -11,27 +11,27 @@ use crate::command::{Acquire, OpenSession};
 use crate::table::request::base_bytes;
 use crate::table::session::{KEPT_BYTES, SESSION_BYTES};
 
-/// Numbers of what sessions have, of one identity or of all. As a limit, each is the most that is allowed.
+/// The usage of the table, by one identity or by all. As a limit, each field is a maximum.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Usage {
     /// Live sessions.
     pub sessions: u64,
-    /// Holds, also closed ones, and waiters together: a waiter becomes a hold without asking again.
+    /// Holds, including closed ones, and waiters together: a waiter becomes a hold without a new request.
     pub requests: u64,
     /// Waiters.
     pub waiters: u64,
-    /// Names of holds and waiters; a name counts for each of them.
+    /// Names of holds and waiters; a name counts once for each hold or waiter.
     pub names: u64,
     /// The size of the sessions and requests, as measured by [`Table::bytes`].
     pub bytes: u64,
 }
 
 impl Usage {
-    /// As a limit: none.
+    /// The limit that allows everything.
     pub const UNLIMITED: Self =
         Self { sessions: u64::MAX, requests: u64::MAX, waiters: u64::MAX, names: u64::MAX, bytes: u64::MAX };
 
-    /// What an acquire adds if it is granted or queued.
+    /// The usage that an acquire adds if it is granted or queued.
     #[must_use]
     pub fn of_acquire(acquire: &Acquire) -> Self {
         let bytes = u64::from(base_bytes(&acquire.names)) + (acquire.value.len() + acquire.meta.len()) as u64;
@@ -39,14 +39,14 @@ impl Usage {
         Self { sessions: 0, requests: 1, waiters, names: acquire.names.len() as u64, bytes }
     }
 
-    /// What a new session adds.
+    /// The usage that a new session adds.
     #[must_use]
     pub fn of_session(open: &OpenSession) -> Self {
         let bytes = SESSION_BYTES + (open.label.len() + open.identity.len()) as u64;
         Self { sessions: 1, bytes, ..Self::default() }
     }
 
-    /// What an answer adds that is kept until its client confirms it (R3).
+    /// The usage that an answer adds, which is kept until the client confirms it (R3).
     #[must_use]
     pub fn of_answer() -> Self {
         Self { bytes: KEPT_BYTES, ..Self::default() }
@@ -74,7 +74,7 @@ impl Usage {
         }
     }
 
-    /// Each number with its name for people.
+    /// Each field with its name, for people.
     #[must_use]
     pub fn numbers(self) -> [(&'static str, u64); 5] {
         [
@@ -92,8 +92,8 @@ impl Usage {
 pub(super) struct AccountId(NonZeroU32);
 
 impl AccountId {
-    /// Of requests whose session is not restored yet, and of restored closed holds: a snapshot does not say
-    /// whose they were.
+    /// The account of requests whose session is not restored yet, and of restored closed holds: a snapshot
+    /// does not contain the identities of these.
     pub(super) const UNKNOWN: Self = Self(NonZeroU32::MIN);
 
     fn of_entry(entry: usize) -> Self {
@@ -101,7 +101,7 @@ impl AccountId {
         Self(NonZeroU32::MIN.saturating_add(entry as u32 + 1))
     }
 
-    /// `None` if it is unknown.
+    /// The index of the account's entry; `None` for [`AccountId::UNKNOWN`].
     fn entry(self) -> Option<usize> {
         self.index().checked_sub(1)
     }
@@ -111,7 +111,7 @@ impl AccountId {
     }
 }
 
-/// The identities that have sessions or closed holds, with what their sessions have apart from requests.
+/// The identities that have sessions or closed holds, with the usage of their sessions, without requests.
 #[derive(Default)]
 pub(super) struct Accounts {
     by_identity: BTreeMap<Box<str>, AccountId>,
@@ -126,7 +126,7 @@ struct Account {
 }
 
 impl Accounts {
-    /// Adds a session; `live`: it has not ended.
+    /// Adds a session. `live`: whether the session has not ended.
     pub(super) fn add(&mut self, identity: &str, bytes: u64, live: bool) -> AccountId {
         let id = match self.by_identity.get(identity) {
             Some(&id) => id,
@@ -145,28 +145,28 @@ impl Accounts {
         id
     }
 
-    /// A hold of the account is closed from now on.
+    /// To be called when a hold of the account becomes a closed hold.
     pub(super) fn keep(&mut self, id: AccountId) {
         if let Some(account) = self.get_mut(id) {
             account.entries += 1;
         }
     }
 
-    /// A session has another size.
+    /// To be called when the size of a session changes.
     pub(super) fn resize(&mut self, id: AccountId, before: u64, after: u64) {
         if let Some(account) = self.get_mut(id) {
             account.usage.bytes = account.usage.bytes - before + after;
         }
     }
 
-    /// A live session has ended; its entry is still there.
+    /// To be called when a live session has ended; its entry remains.
     pub(super) fn ended(&mut self, id: AccountId) {
         if let Some(account) = self.get_mut(id) {
             account.usage.sessions -= 1;
         }
     }
 
-    /// The entry of an ended session, or a closed hold, is removed.
+    /// To be called when the entry of an ended session, or a closed hold, is removed.
     pub(super) fn remove(&mut self, id: AccountId, bytes: u64) {
         let (Some(entry), Some(account)) = (id.entry(), self.get_mut(id)) else { return };
         account.entries -= 1;
@@ -187,7 +187,7 @@ impl Accounts {
     }
 }
 
-/// What the requests of each account are.
+/// The usage by the requests of each account.
 #[derive(Default)]
 pub(super) struct RequestUsage(Vec<Usage>);
 
@@ -212,30 +212,30 @@ impl RequestUsage {
 }
 
 impl Table {
-    /// What the sessions of an identity have; the empty identity is that of clients that the service does not
-    /// know. Closed holds count for the identity whose session held them, as requests, names and bytes. A
-    /// snapshot does not contain that identity, so the closed holds of a restored table are in
-    /// [`Table::usage_in_all`] only.
+    /// The usage by the sessions of an identity; the empty identity stands for unauthenticated clients.
+    /// Closed holds count for the identity whose session held them, as requests, names and bytes. A snapshot
+    /// does not contain that identity, so the closed holds of a restored table are in [`Table::usage_in_all`]
+    /// only.
     #[must_use]
     pub fn usage(&self, identity: &str) -> Usage {
         let id = self.sessions.accounts().by_identity.get(identity);
         id.map_or_else(Usage::default, |&id| self.usage_of_account(id))
     }
 
-    /// What all sessions of the identity have to which this session belongs.
+    /// The usage by all sessions of the identity to which this session belongs.
     #[must_use]
     pub fn usage_beside(&self, session: crate::SessionId) -> Usage {
         let session = self.sessions.get(session);
         session.map_or_else(Usage::default, |session| self.usage_of_account(session.account))
     }
 
-    /// What each identity has that has anything.
+    /// The usage of each identity that has any.
     pub fn usages(&self) -> impl Iterator<Item = (&str, Usage)> {
         let accounts = self.sessions.accounts().by_identity.iter();
         accounts.map(|(identity, &id)| (&**identity, self.usage_of_account(id)))
     }
 
-    /// What all have together.
+    /// The usage by all identities together.
     #[must_use]
     pub fn usage_in_all(&self) -> Usage {
         let sessions = self.sessions.len() as u64;

@@ -317,7 +317,7 @@ impl Lockkeeper for Api {
     }
 }
 
-/// Who orders a break: who the caller is, and then who it says that it is.
+/// The author of a break: the caller's identity, followed by the name that the caller gives, if that differs.
 fn author(identity: &Identity, says: String) -> String {
     match identity.as_str() {
         "" => says,
@@ -329,7 +329,7 @@ fn author(identity: &Identity, says: String) -> String {
     }
 }
 
-/// The record of what a caller has done.
+/// The audit record of a caller's successful order.
 fn by_caller(what: &'static str, caller: &Caller) -> AuditRecord {
     AuditRecord {
         what: what.into(),
@@ -344,7 +344,7 @@ fn caller(extensions: &Extensions) -> Result<&Caller, Status> {
     extensions.get::<Caller>().ok_or_else(|| Status::internal("the call came from nobody: a bug"))
 }
 
-/// What the acceptor attached to the call.
+/// Takes an extension that the acceptor attached to the call.
 fn extension<T: Send + Sync + 'static>(extensions: &mut Extensions) -> Result<Arc<T>, Status> {
     extensions.remove::<Arc<T>>().ok_or_else(|| Status::internal("the call came by no connection: a bug"))
 }

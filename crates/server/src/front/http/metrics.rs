@@ -1,4 +1,4 @@
-//! `/metrics`: what the recorder of this process has, and what the replica has when it is asked.
+//! `/metrics`: the metrics in this process's recorder, and the replica's state at the time of the request.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -20,10 +20,10 @@ use crate::front::caller::authorize_for;
 use crate::observe;
 use crate::options::MetricsPage;
 
-/// Most prefixes that get series of their own, as long as this process lives: each costs its reader memory
-/// for days.
+/// Maximum number of prefixes with series of their own, over the life of this process: each series costs the
+/// Prometheus server memory for days.
 const PREFIXES_MAX: usize = 100;
-/// The time over which the clock's rate is measured at least.
+/// The minimum time over which the clock's rate is measured.
 const RATE_TIME: Duration = Duration::from_secs(10);
 
 /// The page of a node.
@@ -32,12 +32,12 @@ pub(in crate::front) struct Metrics {
     state: Mutex<Shown>,
 }
 
-/// What was shown before.
+/// State from earlier requests.
 #[derive(Default)]
 struct Shown {
     prefixes: BTreeSet<LockName>,
     activity: Activity,
-    /// A reading of the clock and of the hardware clock.
+    /// Earlier readings of the system's clock and of the hardware clock.
     clocks: Option<(Duration, Duration)>,
 }
 

@@ -1,8 +1,8 @@
 //! The pages for browsers: the console at `/`, and the hazard player.
 //!
-//! Their files are the same for everybody and contain nothing of the service's state: that comes by the calls
-//! under `/v1`, with the caller's own permissions. A strict policy lets a page load and run nothing but these
-//! files.
+//! The files are the same for all visitors and contain no state of the service. The pages get that state by
+//! calls under `/v1`, with the caller's own permissions. A strict content security policy lets a page load
+//! and run only these files.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -23,11 +23,12 @@ use crate::front::caller::authorize_any;
 use crate::hex::hex;
 use crate::options::{HazardPlayer, PageFile};
 
-/// What a page may do: load these files, and call this node. No other page may show it in a frame.
+/// The content security policy: a page may load these files and call this node. No other page may embed it in
+/// a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
                       require-trusted-types-for 'script'";
-/// Files with less are not worth to be compressed.
+/// The size in bytes below which a file is not compressed.
 const COMPRESSED_MIN: usize = 512;
 
 /// The files of the console.
@@ -58,7 +59,7 @@ fn media_type(name: &str) -> &'static str {
 struct SentFile {
     media_type: &'static str,
     plain: Bytes,
-    /// Made when it is first asked for; `None`: it would not be shorter.
+    /// The compressed content, made at the first request for it; `None` if it would not be shorter.
     gzip: OnceLock<Option<Bytes>>,
     /// Names this content.
     tag: String,
@@ -84,7 +85,7 @@ impl SentFile {
         let headers = [
             (header::CONTENT_TYPE, self.media_type),
             (header::ETAG, &self.tag),
-            // A page of another version must not be mixed with these files.
+            // The browser must not mix these files with those of another version.
             (header::CACHE_CONTROL, "no-cache"),
             (header::VARY, "accept-encoding"),
             (header::CONTENT_SECURITY_POLICY, POLICY),
@@ -95,8 +96,8 @@ impl SentFile {
         }
         let takes_gzip = of(header::ACCEPT_ENCODING).split(',').any(|it| it.trim() == "gzip");
         if takes_gzip && self.gzip.get().is_none() {
-            // It takes some milliseconds, which the calls of others should not wait for. If the thread fails,
-            // the file is compressed here.
+            // Compression takes some milliseconds, so it runs on another thread and does not delay other
+            // calls. If the thread fails, the file is compressed here.
             let file = self.clone();
             let _ = tokio::task::spawn_blocking(move || drop(file.gzip().cloned())).await;
         }
@@ -113,7 +114,7 @@ fn compressed(plain: &[u8]) -> io::Result<Vec<u8>> {
     encoder.finish()
 }
 
-/// The hazard player's files, and what computes its traces.
+/// The hazard player's files, and the function that computes its traces.
 pub(in crate::front) struct Hazards {
     files: BTreeMap<String, Arc<SentFile>>,
     player: HazardPlayer,
@@ -132,7 +133,7 @@ impl Hazards {
     }
 }
 
-/// Whether a path is of a page: other sites may link to it.
+/// Whether a path belongs to a page, to which other sites may link.
 pub(super) fn is_page(path: &str) -> bool {
     matches!(path, "/" | "/hazard") || path.starts_with("/console/")
 }
@@ -161,7 +162,7 @@ pub(super) async fn trace(
     authorize_any(&front, &caller)?;
     let shuts_down = |_| Problem::new(ProblemCode::Unavailable, "this node shuts down");
     let play = hazards.plays.clone().acquire_owned().await.map_err(|_| shuts_down(()))?;
-    // A play takes some milliseconds, which the calls of others should not wait for.
+    // A play takes some milliseconds, so it runs on another thread and does not delay other calls.
     let played = tokio::task::spawn_blocking(move || {
         let _play = play;
         (hazards.player.trace)(&query)
