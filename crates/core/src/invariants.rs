@@ -35,7 +35,7 @@ pub fn all(table: &Table) -> CheckResult {
     p8_queue(&snapshot, table.permit_waiters_passed_max())
 }
 
-/// The load of each prefix is that of the holds and waiters whose names begin with it.
+/// The load of each prefix equals the number of the holds and waiters whose names begin with the prefix.
 ///
 /// # Errors
 /// The prefixes whose numbers are wrong.
@@ -44,7 +44,8 @@ pub fn loads(table: &Table, snapshot: &Snapshot) -> CheckResult {
         let mut expected: BTreeMap<String, [u64; 2]> = BTreeMap::new();
         for request in &snapshot.requests {
             let column = usize::from(token(request).is_none());
-            // A waiter counts once for all of its names below a prefix, a hold for each.
+            // A waiter counts once for all of its names strictly below a prefix; a hold counts once for each
+            // name.
             let mut below = BTreeSet::new();
             for name in &request.names {
                 let prefix = name.as_str().split('/').take(segments).collect::<Vec<_>>().join("/");
@@ -63,8 +64,8 @@ pub fn loads(table: &Table, snapshot: &Snapshot) -> CheckResult {
     Ok(())
 }
 
-/// The usage of each identity is that of its sessions and requests, and of closed holds, of which a snapshot
-/// does not say whose they are.
+/// The usage of each identity equals the usage of its sessions and requests, and of its closed holds (whose
+/// identities a snapshot does not contain).
 ///
 /// # Errors
 /// The identity whose numbers are wrong.
@@ -283,7 +284,8 @@ pub fn step(
         let ended = later.is_none_or(|later| later.owner != request.owner);
         let is_of_ended =
             request.owner.is_some_and(|(owner, _)| before.sessions.iter().all(|it| it.id != owner));
-        // A command that ends a session goes on with those that ended before, as `Resume` does.
+        // A command that ends a session also continues the backlog of sessions that ended before, as `Resume`
+        // does.
         let as_backlog = is_of_ended
             && matches!(
                 command,

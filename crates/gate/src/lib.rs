@@ -15,14 +15,14 @@
 //! # Invariants
 //!
 //! - A section begins at the upstream only when each request of another section has ended there, or its end
-//! has been unknown for the settling time. After a gate was killed, every resource with marks may have
-//! requests with unknown ends, so its next run admits only the last writers' tokens for that time
-//! (`restart.rs`, `marks.rs`).
+//!   has been unknown for the settling time. After a gate was killed, every resource with marks may have
+//!   requests with unknown ends, so its next run admits only the last writers' tokens for that time
+//!   (`restart.rs`, `marks.rs`).
 //! - A guarded request is forwarded under one canonical path, and its mark is durable before that.
 //! - A connection or a response that waits for its client has a time limit (`client.rs`, `reader.rs`), and no
-//! network can use more than half of a limit (`shares.rs`).
+//!   network can use more than half of a limit (`shares.rs`).
 //! - The gate does not depend on a lock service. The command supplies a function that checks tokens, in
-//! addition to the marks.
+//!   addition to the marks.
 
 mod admin;
 mod client;

@@ -27,7 +27,7 @@ use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
 /// The methods that the `methods` of a rule may leave out. Other methods (`MOVE`, `PROPPATCH`, `PURGE`, …)
-/// may change something, so they always need a token.
+/// may change something, so they need a token unless the path is open.
 const OPTIONAL: [Method; 7] =
     [Method::GET, Method::HEAD, Method::OPTIONS, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
 

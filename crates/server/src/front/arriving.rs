@@ -5,7 +5,7 @@
 //! treats a body as a reader, like a stream. A body has passed the barrier once the socket was found empty
 //! and the HTTP layer between socket and body holds no part of the body:
 //! - With HTTP/1, a read of the socket must find it empty *after* the body was polled: the HTTP layer returns
-//! one part at a time, and reads the socket only if it has no part left.
+//!   one part at a time, and reads the socket only if it has no part left.
 //! - With HTTP/2, the body must be polled after that read.
 
 use std::pin::{Pin, pin};

@@ -1,5 +1,5 @@
-//! The same over TLS: the drain barrier counts what the TLS layer holds, and an end of the connection counts
-//! as the client's with TLS' own end and without it.
+//! Connections over TLS: the drain barrier covers input that the TLS layer holds, and the client counts as
+//! having closed the connection both with `close_notify` and with a bare FIN.
 
 use std::net::Shutdown;
 use std::path::Path;
@@ -28,13 +28,13 @@ use crate::options::{ConnectionLimits, ServerOptions};
 use crate::peers::Directory;
 use crate::tls::{NodeName, NodeTls, TlsFiles};
 
-/// The TLS of node 1, and of a client.
+/// The TLS configurations of node 1 and of its clients.
 struct Certificates {
     node: Arc<NodeTls>,
     client: TlsConnector,
     /// A client without a certificate.
     stranger: TlsConnector,
-    /// Nodes 2 and 3 of the cluster, by their certificates.
+    /// Clients with the certificates of nodes 2 and 3 of the cluster.
     nodes: [TlsConnector; 2],
 }
 
@@ -75,7 +75,7 @@ fn certificates(folder: &Path) -> Certificates {
     }
 }
 
-/// A client that writes each byte itself, after a TLS handshake.
+/// A client that writes the bytes of HTTP/2 itself, after a TLS handshake.
 struct TlsClient {
     stream: TlsStream<TcpStream>,
     frames: Frames,
@@ -94,8 +94,8 @@ impl TlsClient {
         self.stream.flush().await.unwrap();
     }
 
-    /// Writes several records in one segment, without a turn of the node's tasks in between: loopback takes
-    /// it at once.
+    /// Writes several records in one segment. The node's tasks do not run in between, since loopback accepts
+    /// the segment at once.
     fn says_at_once(&mut self, ids: std::ops::Range<u64>) {
         let (socket, tls) = self.stream.get_mut();
         for id in ids {
@@ -108,12 +108,12 @@ impl TlsClient {
         assert_eq!(socket.try_write(&bytes).unwrap(), bytes.len());
     }
 
-    /// Sends FIN, without TLS' own end.
+    /// Sends FIN without `close_notify`.
     fn finishes(&self) {
         SockRef::from(self.stream.get_ref().0).shutdown(Shutdown::Write).unwrap();
     }
 
-    /// Asserts that the first events are its keep-alives with these ids.
+    /// Asserts that the first events are this client's keep-alives with these ids.
     fn assert_said(events: &[Event], ids: std::ops::Range<u64>) {
         for (event, id) in events.iter().zip(ids) {
             assert!(is_keep_alive(event, id), "{id}: {events:?}");
@@ -121,8 +121,8 @@ impl TlsClient {
     }
 }
 
-/// As for a plain connection, but the barrier begins once the runtime has read the socket: three keep-alives
-/// arrive as three records in one segment, and all of them count.
+/// Like the test for a plain connection, but the barrier begins when the runtime has read the socket. Three
+/// keep-alives arrive as three records in one segment; the barrier waits for all of them.
 #[tokio::test]
 async fn barrier_over_tls_waits_for_all_records_that_had_arrived() {
     let folder = tempfile::tempdir().unwrap();
@@ -185,7 +185,7 @@ async fn tls_close_notify_counts_as_closed_by_client() {
     assert!(ended_by(close).await);
 }
 
-/// All that a killed process leaves.
+/// A killed process leaves only a FIN, without `close_notify`.
 #[tokio::test]
 async fn bare_fin_under_tls_counts_as_closed_by_client() {
     let close = async |client: &mut TlsClient| {
@@ -216,7 +216,8 @@ async fn request_that_arrives_together_with_fin_is_handed_on_before_the_barrier_
     .await;
 }
 
-/// Half of the places of connections without a certificate, of which the test's node has 100.
+/// The limit of unauthenticated connections of one address: half of the total limit, which is 100 in this
+/// test.
 const PLACES_OF_SOURCE: usize = 50;
 
 #[tokio::test]
@@ -230,7 +231,7 @@ async fn silent_connections_of_one_address_keep_no_other_address_out() {
         for _ in 0..PLACES_OF_SOURCE {
             silent.push(TcpStream::connect(rig.address).await.unwrap());
         }
-        // One more is closed at once.
+        // A further connection is closed at once.
         let mut more = TcpStream::connect(rig.address).await.unwrap();
         assert!(matches!(more.read(&mut [0]).await, Ok(0) | Err(_)));
         assert_eq!(rig.front.connections(), PLACES_OF_SOURCE);
@@ -241,7 +242,8 @@ async fn silent_connections_of_one_address_keep_no_other_address_out() {
         let mut client = TlsClient { stream, frames: Frames { is_first: true } };
         client.says(1).await;
         assert!(is_keep_alive(&rig.events(2).await[1], 1));
-        // Once some are gone there is room again, and one with a certificate takes none of it for long.
+        // Closed connections make room again, and a connection with a certificate leaves the limit of
+        // unauthenticated ones after its handshake.
         drop(silent);
         let mut certified = Vec::new();
         let until = tokio::time::Instant::now() + DEADLINE;
@@ -317,7 +319,7 @@ async fn stranger_is_answered_by_the_health_service_only_and_in_small_messages()
     .await;
 }
 
-/// Whoever can issue certificates of nodes is no member by that.
+/// The right to issue certificates of nodes does not make its owner a member.
 #[tokio::test]
 async fn identity_of_a_forwarded_call_is_believed_from_members_only() {
     let folder = tempfile::tempdir().unwrap();
