@@ -137,7 +137,7 @@ pub enum AcquireError {
 
 impl AcquireError {
     /// Whether the same acquire may succeed later, although the lock service did not serve it: see
-    /// [`BackendErrorKind::may_pass`].
+    /// [`BackendErrorKind::may_pass`](lockkeeper_backend::BackendErrorKind::may_pass).
     #[must_use]
     pub const fn may_pass(&self) -> bool {
         match self {

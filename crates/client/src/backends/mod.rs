@@ -16,7 +16,12 @@ pub mod dynamodb {
 
 /// What is special about PostgreSQL.
 #[cfg(feature = "postgres")]
-pub use lockkeeper_postgres as postgres;
+pub mod postgres {
+    pub use lockkeeper_postgres::{
+        AdvisoryKey, KeyError, NoSuchKey, PgKey, TransactionLock, TransactionLockError, init,
+        lock_in_transaction, schema_sql, tokio_postgres, try_lock_in_transaction,
+    };
+}
 
 #[cfg(feature = "redis")]
 pub use lockkeeper_redis::RedisConnection;
