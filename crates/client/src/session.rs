@@ -2,7 +2,7 @@
 //! callers.
 //!
 //! All decisions are made by the machine. A caller's calls run on the caller's runtime, all others on the
-//! lease thread ([`io`](crate::io)).
+//! lease thread ([`io`](lockkeeper_backend::io)).
 //!
 //! Calls leave in the order of their seqs, under one mutex (R5). It is held for a few hundred nanoseconds
 //! with every backend but `file:`, and an acquire or a release does not wait for it: input that arrives while

@@ -134,8 +134,8 @@ pub async fn until_waiting(locks: &Locks, name: &str, count: usize) {
     .await;
 }
 
-/// Starts to acquire a lock that is held. Returns once the client knows that its request waits: a request that
-/// the service has, and whose answer the client has not, is in doubt and may end (P12).
+/// Starts to acquire a lock that is held. Returns once the client knows that its request waits: a request
+/// that the service has, and whose answer the client has not, is in doubt and may end (P12).
 ///
 /// # Panics
 /// If the request ends instead, or is not told its place within 30 s.

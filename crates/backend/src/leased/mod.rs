@@ -1,7 +1,7 @@
 //! Sessions for lock services that have none: each hold is an entry that expires unless it is renewed.
 //!
 //! Redis, Redlock and lease rows differ in how an entry is created, renewed and ended ([`Store`]). The rules
-//! that make the promises hold are the same for all and are in [`session`]. A lock service wakes waiters
+//! that make the promises hold are the same for all and are in `session`. A lock service wakes waiters
 //! through [`Wakes`].
 //!
 //! Invariant: a keep-alive renews every entry that holds, waits or may hold, and no entry that is being

@@ -5,6 +5,8 @@
 //! version does not change for a lease (`observed`). Sessions over such items are in
 //! [`leased`](lockkeeper_backend::leased).
 
+#![allow(rustdoc::private_intra_doc_links, reason = "the code map is for those who read the code")]
+
 mod connection;
 mod inspect;
 mod items;

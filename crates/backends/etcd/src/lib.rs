@@ -4,6 +4,8 @@
 //! key that was created first holds the lock ([`attempt`], [`store`]). Waiters watch the key before theirs
 //! ([`watcher`]). Sessions over such keys are in [`leased`](lockkeeper_backend::leased).
 
+#![allow(rustdoc::private_intra_doc_links, reason = "the code map is for those who read the code")]
+
 mod attempt;
 mod changes;
 mod closing;

@@ -45,7 +45,7 @@ pub(super) struct Dialer {
 }
 
 /// A connection to one Redis server, for many calls at once: for a Redis fence, or for
-/// [`RedisRecords`](crate::once::RedisRecords). Replies of more than 16 MiB, or of more than 524,288 values,
+/// `RedisRecords` of the library. Replies of more than 16 MiB, or of more than 524,288 values,
 /// are errors and close it, so that no server can exhaust the memory of its clients. It is closed when its
 /// last clone is dropped.
 #[derive(Clone)]

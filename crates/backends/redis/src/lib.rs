@@ -6,6 +6,8 @@
 //! [`leased`](lockkeeper_backend::leased). The lease thread keeps the main connection up
 //! ([`main_connection`]); each runtime of callers has a connection of its own ([`link`]).
 
+#![allow(rustdoc::private_intra_doc_links, reason = "the code map is for those who read the code")]
+
 mod answers;
 mod cluster;
 mod dial;

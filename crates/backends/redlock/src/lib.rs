@@ -24,6 +24,8 @@
 //! there, also if the caller is gone or the server did not answer. Only the places in queues are kept, until
 //! the request ends.
 
+#![allow(rustdoc::private_intra_doc_links, reason = "the code map is for those who read the code")]
+
 mod acquire;
 mod claim;
 mod claims;

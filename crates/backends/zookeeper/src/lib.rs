@@ -4,6 +4,8 @@
 //! sequential node in it ([`layout`], [`places`]); the node with the lowest sequence holds the lock
 //! ([`attempt`], [`store`]). Sessions over such nodes are in [`leased`](lockkeeper_backend::leased).
 
+#![allow(rustdoc::private_intra_doc_links, reason = "the code map is for those who read the code")]
+
 mod attempt;
 mod changes;
 mod inspect;
