@@ -50,7 +50,9 @@ pub(crate) fn nothing_acknowledged_is_lost<S: Lasting>(test: &str) {
     let world = runtime.block_on(S::world());
     let subject = runtime.block_on(S::fresh(&world));
     let (mut entered, mut written, mut inside_a_section, mut untold) = (0, 0, 0, 0);
-    for kill in 0..S::KILLS {
+    let mut kill = 0;
+    // On a loaded machine, all of them may miss the short time between mark and number. Then there are more.
+    while kill < S::KILLS || (inside_a_section == 0 && kill < 20 * S::KILLS) {
         let mut child = spawn(within_crate(test), &subject.address(), entered + 1);
         let mut lines = lines(&mut child);
         let mut told: Vec<String> = lines.by_ref().take(2).collect();
@@ -73,10 +75,10 @@ pub(crate) fn nothing_acknowledged_is_lost<S: Lasting>(test: &str) {
         inside_a_section += u64::from(writes < sections);
         untold += u64::from(marks > told_entered || number > told_written);
         (entered, written) = (told_entered + 2, number);
+        kill += 1;
     }
     println!(
-        "{} kills, {inside_a_section} between mark and number, {untold} with an effect untold; {written} writes stand",
-        S::KILLS
+        "{kill} kills, {inside_a_section} between mark and number, {untold} with an effect untold; {written} writes stand"
     );
     assert!(inside_a_section > 0, "no kill ever hit the middle of a section: this test shows nothing");
 }
