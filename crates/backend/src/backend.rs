@@ -26,7 +26,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Required: [`Backend::capabilities`] and [`Backend::session`]. The other methods have defaults; those of
 /// abilities return an [`Unsupported`] error. A backend overrides the methods of the abilities that it has.
 pub trait Backend: Send + Sync + 'static {
-    /// What the service can do, and what it promises. Never changes.
+    /// The abilities and promises of the service. The same at every call.
     fn capabilities(&self) -> &Capabilities;
 
     /// Creates the connection for one session. Does no I/O yet.

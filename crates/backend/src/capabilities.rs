@@ -35,7 +35,7 @@ pub struct Capabilities {
     pub lock_delay: bool,
     /// Queries for holders and waiters.
     pub inspect: bool,
-    /// Changes of locks, told as they happen.
+    /// Watches, which report each change of a lock as it happens.
     pub watch: bool,
     /// Breaking another client's hold with a grace period for its holder.
     pub break_hold: bool,

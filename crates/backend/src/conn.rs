@@ -50,7 +50,7 @@ pub enum Call {
         seq: Seq,
         /// See [`Call`].
         done_through: Seq,
-        /// What is asked for; the same in each repetition.
+        /// The content of the request; the same in each repetition.
         request: Arc<AcquireRequest>,
         /// The rest of the caller's wait, for services that enforce it; `None` is unlimited.
         wait_left: Option<Duration>,
@@ -129,7 +129,7 @@ impl CallError {
         Self { sent, refusal: None }
     }
 
-    /// The service did nothing, and said why.
+    /// The service refused the call and executed nothing.
     pub fn refused(refusal: BackendError) -> Self {
         Self { sent: false, refusal: Some(Arc::new(refusal)) }
     }
@@ -181,7 +181,7 @@ pub enum Push {
     HoldLost {
         /// The request that held.
         seq: Seq,
-        /// What the caller is told.
+        /// The cause that the caller gets.
         cause: LossCause,
         /// The reason, for the caller.
         why: Option<Arc<str>>,

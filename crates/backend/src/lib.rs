@@ -1,7 +1,7 @@
 //! The interface between Lockkeeper and a lock service ([`Backend`]), and what lock services have in common.
 //!
-//! Whoever takes locks needs the package `lockkeeper` alone, which re-exports the types of this one that it
-//! shows. This package is for those who add a lock service: docs/write-a-backend.md leads through it,
+//! Programs that take locks need the package `lockkeeper` alone. It re-exports the types of this package that
+//! are part of its own interface. This package is for those who add a lock service: docs/write-a-backend.md leads through it,
 //! `examples/backend` is a small one.
 //!
 //! | file or folder | content |

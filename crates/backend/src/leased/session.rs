@@ -192,22 +192,19 @@ impl LeasedInner {
     /// Checks whether a hold still exists. Uses a renewal, never another attempt, which would take a lost
     /// lock again.
     async fn check(&self, seq: Seq, entry: Arc<Entry>, granted: Granted) -> Result<Answer, CallError> {
-        Ok(match self.renew_one(&entry).await? {
-            Renewed::Kept => Answer::Granted(granted),
-            Renewed::Revoked => {
-                self.requests.advance(seq, Stage::Revoked);
-                Answer::Revoked
-            }
-            Renewed::Gone => {
-                self.requests.forget(seq);
-                OVER
-            }
-        })
+        let renewed = self.renew_one(&entry).await?;
+        Ok(self.answer(seq, renewed, Answer::Granted(granted)))
     }
 
     async fn set_value(&self, seq: Seq, entry: Arc<Entry>, value: Arc<[u8]>) -> Result<Answer, CallError> {
-        Ok(match self.store.set_value(entry, value).await? {
-            Renewed::Kept => Answer::Changed,
+        let renewed = self.store.set_value(entry, value).await?;
+        Ok(self.answer(seq, renewed, Answer::Changed))
+    }
+
+    /// The answer to a call about a hold: `if_kept`, unless the hold is broken or gone.
+    fn answer(&self, seq: Seq, renewed: Renewed, if_kept: Answer) -> Answer {
+        match renewed {
+            Renewed::Kept => if_kept,
             Renewed::Revoked => {
                 self.requests.advance(seq, Stage::Revoked);
                 Answer::Revoked
@@ -216,7 +213,7 @@ impl LeasedInner {
                 self.requests.forget(seq);
                 OVER
             }
-        })
+        }
     }
 
     async fn acquire(&self, seq: Seq, mut attempt: Attempt, wake_up: &WakeUp) -> Result<Answer, CallError> {

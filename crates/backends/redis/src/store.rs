@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[tokio::test]
-    #[ignore = "needs redis-server: `cargo xtask test -p lockkeeper`"]
+    #[ignore = "needs redis-server: `cargo xtask test -p lockkeeper-redis`"]
     async fn an_attempt_that_arrives_after_its_end_holds_nothing() {
         const ZERO: Duration = Duration::ZERO;
         let redis = Redis::start();
