@@ -1,9 +1,10 @@
 //! Shared helpers.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper::{Guard, LockName, Locks, LossCause, Unfenced};
+pub(crate) use lockkeeper_contract::{until, until_waiting};
 use lockkeeper_rig::Redis;
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
@@ -27,26 +28,6 @@ pub(crate) fn address(redis: &Redis) -> SocketAddr {
 
 pub(crate) fn name(name: &str) -> LockName {
     name.parse().unwrap()
-}
-
-/// Waits for a condition; the deadline only ends a failed test.
-pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    loop {
-        if let Some(found) = probe().await {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "waited for 30 s: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
-pub(crate) async fn until_waiting(locks: &Locks, lock: &str, count: usize) {
-    let lock = name(lock);
-    until(&format!("{count} waiters"), async || {
-        (locks.inspect(&lock).await.unwrap().waiter_count == count).then_some(())
-    })
-    .await;
 }
 
 /// Waits until a holder detects its loss, and returns the cause.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper::{AcquireError, Guard, Locks, Unfenced, Wait};
+pub(crate) use lockkeeper_contract::until;
 use lockkeeper_rig::Redis;
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
@@ -81,16 +82,4 @@ pub(crate) async fn try_to_hold(locks: &Locks) -> Option<Guard<Unfenced>> {
 
 pub(crate) async fn hold(locks: &Locks, ttl: Duration) -> Result<Guard<Unfenced>, AcquireError> {
     locks.mutex(NAME).ttl(ttl).wait(Wait::For(20 * SECOND)).acquire().await
-}
-
-/// Waits for a condition; the deadline only ends a failed test.
-pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = std::time::Instant::now() + 30 * SECOND;
-    loop {
-        if let Some(found) = probe().await {
-            return found;
-        }
-        assert!(std::time::Instant::now() < deadline, "waited for 30 s: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }

@@ -10,6 +10,7 @@ mod queue;
 use std::time::{Duration, Instant};
 
 use lockkeeper::Locks;
+use lockkeeper_contract::{until, until_waiting};
 use lockkeeper_rig::ZooKeeper;
 use zookeeper_client::Client;
 
@@ -22,11 +23,7 @@ async fn raw(server: &ZooKeeper) -> Client {
     Client::connect(&format!("127.0.0.1:{}", server.port())).await.unwrap()
 }
 
-/// Waits for a condition; the deadline only makes a failure visible.
-async fn until<T>(what: &str, probe: impl AsyncFnMut() -> Option<T>) -> T {
-    until_within(Duration::from_secs(30), what, probe).await
-}
-
+/// As [`until`], with this deadline.
 async fn until_within<T>(limit: Duration, what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + limit;
     loop {
@@ -36,9 +33,4 @@ async fn until_within<T>(limit: Duration, what: &str, mut probe: impl AsyncFnMut
         assert!(Instant::now() < deadline, "waited for {limit:?}: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-}
-
-async fn until_waiting(locks: &Locks, name: &str, count: usize) {
-    until("the waiters", async || (locks.inspect(name).await.unwrap().waiter_count == count).then_some(()))
-        .await;
 }

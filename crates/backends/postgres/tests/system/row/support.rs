@@ -1,8 +1,9 @@
 //! A database with the schema for lease rows, and an audit of its grants.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper::{BreakOrder, Guard, HolderInfo, LockInfo, LockName, Locks, Unfenced};
+pub(crate) use lockkeeper_contract::{until, until_waiting};
 use lockkeeper_rig::Postgres;
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
@@ -25,25 +26,6 @@ pub(crate) async fn client(url: &str, label: &str) -> Locks {
 /// The server's URL with the query for lease rows.
 pub(crate) fn rows(url: &str) -> String {
     format!("{url}?lock=row&connections=4")
-}
-
-/// Waits for a condition; the deadline only makes a failure visible.
-pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + 30 * SECOND;
-    loop {
-        if let Some(found) = probe().await {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "waited for 30 s: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
-pub(crate) async fn until_waiting(locks: &Locks, name: &str, count: usize) {
-    until(&format!("{count} waiters of {name}"), async || {
-        (inspect(locks, name).await.waiter_count == count).then_some(())
-    })
-    .await;
 }
 
 pub(crate) async fn inspect(locks: &Locks, name: &str) -> LockInfo {
