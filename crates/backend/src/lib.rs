@@ -1,8 +1,8 @@
 //! The interface between Lockkeeper and a lock service ([`Backend`]), and what lock services have in common.
 //!
 //! Programs that take locks need the package `lockkeeper` alone. It re-exports the types of this package that
-//! are part of its own interface. This package is for those who add a lock service: docs/write-a-backend.md leads through it,
-//! `examples/backend` is a small one.
+//! are part of its own interface. This package is for those who add a lock service:
+//! docs/write-a-backend.md leads through it, and `examples/backend` is a small one.
 //!
 //! | file or folder | content |
 //! | --- | --- |

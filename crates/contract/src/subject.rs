@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::{AcquireError, BackendErrorKind, Guard, Lock, Locks};
+use lockkeeper::{AcquireError, BackendErrorKind, Guard, HolderInfo, HolderState, Lock, Locks};
 use lockkeeper_rig::{Faults, ServiceRefusal};
 use tokio::task::JoinHandle;
 
@@ -27,14 +27,42 @@ pub trait Subject: Sync {
     /// Opens a separate client, whose holds exclude those of the others.
     async fn client(&self, label: &str) -> Locks;
 
+    /// A client without faults in between.
+    async fn operator(&self) -> Locks {
+        self.client("operator").await
+    }
+
     /// Creates a client that holds `name` with these options, and then ends it like a crashed process,
-    /// without a release. Returns once the service can have ended the hold.
-    async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration);
+    /// without a release. Returns once the service can have ended the hold. The options of abilities that
+    /// are not declared are left out.
+    async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {
+        let label = format!("crashes with {name}");
+        let client = self.client(&label).await;
+        let mut lock = client.mutex(name).ttl(Duration::from_secs(2));
+        if client.capabilities().keep_closed {
+            lock = lock.keep_closed(keep_closed);
+        }
+        if client.capabilities().lock_delay {
+            lock = lock.lock_delay(lock_delay);
+        }
+        let held = lock.acquire().await.unwrap();
+        self.take_away(&label, name).await;
+        drop(held);
+    }
 
     /// Makes the client `label` lose its hold of `name`: by cutting it off until the hold expires or its
     /// connection is terminated, or by an operator's break, to which it responds. May return before the lock
     /// is free.
-    async fn take_away(&self, label: &str, name: &str);
+    async fn take_away(&self, label: &str, name: &str) {
+        assert!(self.cut_off(label), "{}: no network is in between", self.scheme());
+        let operator = self.operator().await;
+        until("the hold has expired", async || {
+            let holders = operator.inspect(name).await.unwrap().holders;
+            let is_closed = |holder: &HolderInfo| matches!(holder.state, HolderState::Closed { .. });
+            holders.iter().all(is_closed).then_some(())
+        })
+        .await;
+    }
 
     /// The proxies between clients and the service, if there are any.
     fn faults(&self) -> Option<&Faults> {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lockkeeper::Locks;
-use lockkeeper_contract::{Faults, Subject, until};
+use lockkeeper_contract::{Faults, Subject};
 use lockkeeper_rig::Memcached;
 
 const TTL: Duration = Duration::from_secs(2);
@@ -21,14 +21,6 @@ impl Server {
 
     fn address(&self) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], self.memcached.port()))
-    }
-
-    async fn until_expired(&self, name: &str) {
-        let operator = connect(self.address(), "operator").await;
-        until("the hold has expired", async || {
-            operator.inspect(name).await.unwrap().holders.is_empty().then_some(())
-        })
-        .await;
     }
 }
 
@@ -54,17 +46,8 @@ impl Subject for Server {
         connect(self.faults.proxy(label, self.address()), label).await
     }
 
-    async fn crash_closing(&self, name: &str, _keep_closed: Duration, _lock_delay: Duration) {
-        let label = format!("crashes with {name}");
-        let held = self.client(&label).await.mutex(name).ttl(TTL).acquire().await.unwrap();
-        self.faults.cut_off(&label);
-        self.until_expired(name).await;
-        drop(held);
-    }
-
-    async fn take_away(&self, label: &str, name: &str) {
-        self.faults.cut_off(label);
-        self.until_expired(name).await;
+    async fn operator(&self) -> Locks {
+        connect(self.address(), "operator").await
     }
 
     fn faults(&self) -> Option<&Faults> {

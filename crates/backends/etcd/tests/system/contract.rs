@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use lockkeeper::BackendErrorKind::{self, Denied, Operator, Unreachable};
-use lockkeeper::{HolderState, Locks};
-use lockkeeper_contract::{Fault, Subject, until};
+use lockkeeper::Locks;
+use lockkeeper_contract::{Fault, Subject};
 use lockkeeper_rig::{Etcd, Faults, ServiceRefusal};
 use tonic::body::Body;
 use tonic::codegen::Service;
@@ -39,18 +39,6 @@ impl Server {
             GrpcServer::builder().serve_with_incoming(refuser.clone(), listener.with_nodelay(Some(true))),
         );
         Self { etcd, faults: Faults::default(), refuser, address }
-    }
-
-    /// Waits until the hold of a cut-off client has expired.
-    async fn until_expired(&self, name: &str) {
-        // A client without a proxy.
-        let operator = Locks::connect_as(&self.etcd.url(), "operator").await.unwrap();
-        until("the hold has expired", async || {
-            let holders = operator.inspect(name).await.unwrap().holders;
-            let is_closed = |state: &HolderState| matches!(state, HolderState::Closed { .. });
-            holders.iter().all(|holder| is_closed(&holder.state)).then_some(())
-        })
-        .await;
     }
 }
 
@@ -132,20 +120,8 @@ impl Subject for Server {
         self.refuser.refusal.lock().unwrap().1
     }
 
-    async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {
-        let label = format!("crashes with {name}");
-        let client = self.client(&label).await;
-        let lock = client.mutex(name).ttl(Duration::from_secs(2));
-        let held = lock.keep_closed(keep_closed).lock_delay(lock_delay).acquire().await.unwrap();
-        self.faults.cut_off(&label);
-        self.until_expired(name).await;
-        drop(held);
-    }
-
-    /// The hold of a client that does not respond ends only with its ttl.
-    async fn take_away(&self, label: &str, name: &str) {
-        self.faults.cut_off(label);
-        self.until_expired(name).await;
+    async fn operator(&self) -> Locks {
+        Locks::connect_as(&self.etcd.url(), "operator").await.unwrap()
     }
 
     fn faults(&self) -> Option<&Faults> {

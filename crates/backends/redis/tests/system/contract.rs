@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lockkeeper::BackendErrorKind::{self, Denied, Operator, Refused, Unreachable};
-use lockkeeper::{HolderState, Locks};
-use lockkeeper_contract::{Fault, Subject, until};
+use lockkeeper::Locks;
+use lockkeeper_contract::{Fault, Subject};
 use lockkeeper_rig::{Faults, Protocol, Redis, ServiceRefusal};
 
 /// Errors that pass by themselves.
@@ -48,21 +48,6 @@ impl Server {
         let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
         Self { redis, faults: Faults::of(Protocol::Redis), query }
     }
-
-    /// A client without a proxy.
-    async fn operator(&self) -> Locks {
-        Locks::connect_as(&format!("{}{}", self.redis.url(), self.query), "operator").await.unwrap()
-    }
-
-    /// Waits until the hold of a cut-off client has expired.
-    async fn until_expired(&self, name: &str) {
-        let operator = self.operator().await;
-        until("the hold has expired", async || {
-            let info = operator.inspect(name).await.unwrap();
-            (!info.holders.iter().any(|holder| holder.state == HolderState::Held)).then_some(())
-        })
-        .await;
-    }
 }
 
 impl Subject for Server {
@@ -79,20 +64,8 @@ impl Subject for Server {
         Locks::connect_as(&format!("redis://{proxy}{}", self.query), label).await.unwrap()
     }
 
-    async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {
-        let label = format!("crashes with {name}");
-        let client = self.client(&label).await;
-        let lock = client.mutex(name).ttl(Duration::from_secs(2));
-        let held = lock.keep_closed(keep_closed).lock_delay(lock_delay).acquire().await.unwrap();
-        self.faults.cut_off(&label);
-        self.until_expired(name).await;
-        drop(held);
-    }
-
-    /// The hold of a client that does not respond ends only with its ttl.
-    async fn take_away(&self, label: &str, name: &str) {
-        self.faults.cut_off(label);
-        self.until_expired(name).await;
+    async fn operator(&self) -> Locks {
+        Locks::connect_as(&format!("{}{}", self.redis.url(), self.query), "operator").await.unwrap()
     }
 
     fn faults(&self) -> Option<&Faults> {

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lockkeeper::BackendErrorKind::{self, Operator, Unreachable};
-use lockkeeper::{HolderState, Locks};
-use lockkeeper_contract::{Fault, Subject, until};
+use lockkeeper::Locks;
+use lockkeeper_contract::{Fault, Subject};
 use lockkeeper_rig::{Faults, Protocol, Redis, ServiceRefusal};
 
 /// Two of them may fail.
@@ -30,21 +30,6 @@ impl Servers {
 
     fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.servers.iter().map(|server| SocketAddr::from(([127, 0, 0, 1], server.port())))
-    }
-
-    /// A client without a proxy.
-    async fn operator(&self) -> Locks {
-        Self::connect("operator", self.addresses()).await
-    }
-
-    /// Waits until the hold of a cut-off client has expired.
-    async fn until_expired(&self, name: &str) {
-        let operator = self.operator().await;
-        until("the hold has expired", async || {
-            let info = operator.inspect(name).await.unwrap();
-            (!info.holders.iter().any(|holder| holder.state == HolderState::Held)).then_some(())
-        })
-        .await;
     }
 }
 
@@ -80,20 +65,8 @@ impl Subject for Servers {
         ]
     }
 
-    async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {
-        let label = format!("crashes with {name}");
-        let client = self.client(&label).await;
-        let lock = client.mutex(name).ttl(Duration::from_secs(2));
-        let held = lock.keep_closed(keep_closed).lock_delay(lock_delay).acquire().await.unwrap();
-        self.faults.cut_off(&label);
-        self.until_expired(name).await;
-        drop(held);
-    }
-
-    /// The hold of a client that does not respond ends only with its ttl.
-    async fn take_away(&self, label: &str, name: &str) {
-        self.faults.cut_off(label);
-        self.until_expired(name).await;
+    async fn operator(&self) -> Locks {
+        Self::connect("operator", self.addresses()).await
     }
 
     fn faults(&self) -> Option<&Faults> {

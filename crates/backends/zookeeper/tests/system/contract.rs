@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkeeper::BackendErrorKind::{self, Denied, Operator, Unreachable};
 use lockkeeper::Locks;
-use lockkeeper_contract::{Fault, Subject, until};
+use lockkeeper_contract::{Fault, Subject};
 use lockkeeper_rig::{Faults, Protocol, ServiceRefusal, ZooKeeper};
 
 struct Server {
@@ -16,16 +16,6 @@ struct Server {
 impl Server {
     fn new() -> Self {
         Self { zookeeper: ZooKeeper::start(), faults: Faults::of(Protocol::ZooKeeper) }
-    }
-
-    /// Waits until the hold of a cut-off client has expired.
-    async fn until_expired(&self, name: &str) {
-        // A client without a proxy.
-        let operator = Locks::connect_as(&self.zookeeper.url(), "operator").await.unwrap();
-        until("the hold has expired", async || {
-            operator.inspect(name).await.unwrap().holders.is_empty().then_some(())
-        })
-        .await;
     }
 }
 
@@ -60,19 +50,8 @@ impl Subject for Server {
         ]
     }
 
-    async fn crash_closing(&self, name: &str, _keep_closed: Duration, _lock_delay: Duration) {
-        let label = format!("crashes with {name}");
-        let client = self.client(&label).await;
-        let held = client.mutex(name).ttl(Duration::from_secs(2)).acquire().await.unwrap();
-        self.faults.cut_off(&label);
-        self.until_expired(name).await;
-        drop(held);
-    }
-
-    /// The hold of a client that does not respond ends only with its ttl.
-    async fn take_away(&self, label: &str, name: &str) {
-        self.faults.cut_off(label);
-        self.until_expired(name).await;
+    async fn operator(&self) -> Locks {
+        Locks::connect_as(&self.zookeeper.url(), "operator").await.unwrap()
     }
 
     fn faults(&self) -> Option<&Faults> {

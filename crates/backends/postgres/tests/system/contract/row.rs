@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lockkeeper::BackendErrorKind::{self, Denied, LimitReached, Operator, Refused, Unreachable};
-use lockkeeper::{HolderState, Locks};
-use lockkeeper_contract::{Fault, Subject, until};
+use lockkeeper::Locks;
+use lockkeeper_contract::{Fault, Subject};
 use lockkeeper_rig::{Faults, Postgres, ServiceRefusal};
 
 struct Rows {
@@ -22,21 +22,6 @@ impl Rows {
 
     fn init(&self) {
         self.server.psql(&lockkeeper::backends::postgres::schema_sql(None));
-    }
-
-    /// A client without a proxy.
-    async fn operator(&self) -> Locks {
-        Locks::connect_as(&format!("{}?lock=row", self.server.url()), "operator").await.unwrap()
-    }
-
-    /// Waits until the hold of a cut-off client has expired.
-    async fn until_expired(&self, name: &str) {
-        let operator = self.operator().await;
-        until("the hold has expired", async || {
-            let info = operator.inspect(name).await.unwrap();
-            (!info.holders.iter().any(|holder| holder.state == HolderState::Held)).then_some(())
-        })
-        .await;
     }
 }
 
@@ -64,19 +49,8 @@ impl Subject for Rows {
         locks
     }
 
-    async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {
-        let label = format!("crashes with {name}");
-        let client = self.client(&label).await;
-        let lock = client.mutex(name).ttl(Duration::from_secs(2));
-        let held = lock.keep_closed(keep_closed).lock_delay(lock_delay).acquire().await.unwrap();
-        self.faults.cut_off(&label);
-        self.until_expired(name).await;
-        drop(held);
-    }
-
-    async fn take_away(&self, label: &str, name: &str) {
-        self.faults.cut_off(label);
-        self.until_expired(name).await;
+    async fn operator(&self) -> Locks {
+        Locks::connect_as(&format!("{}?lock=row", self.server.url()), "operator").await.unwrap()
     }
 
     fn faults(&self) -> Option<&Faults> {
