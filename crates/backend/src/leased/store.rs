@@ -140,7 +140,9 @@ pub enum Tried {
         /// The longest pause until the next attempt.
         again: Duration,
     },
-    /// The service will never grant it, or an operator must act first.
+    /// The service will never grant it, or an operator must act first. A first attempt that is refused has
+    /// left nothing; what earlier attempts have left, such as a place in the queue, is the session's to keep or
+    /// to end.
     Refused(BackendError),
 }
 

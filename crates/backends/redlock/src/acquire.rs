@@ -60,7 +60,10 @@ impl Quorum {
                     return Ok(Tried::Busy(tally.busy()));
                 }
                 Verdict::Refused => {
-                    self.end(claim);
+                    // What earlier attempts have left is the session's to keep or to end.
+                    if attempt.first {
+                        self.end(claim);
+                    }
                     return Ok(Tried::Refused(tally.refusal(&self.names())));
                 }
                 Verdict::Late | Verdict::Open | Verdict::Unreachable => {

@@ -92,8 +92,8 @@ impl ZooKeeperStore {
             return Err(ZooKeeperFailure::NOT_DONE);
         }
         let tried = self.take_place(&client, &folder, &node, attempt, deadline).await;
-        if let Err(ZooKeeperFailure::Refused(_)) = tried {
-            // What is refused leaves nothing. If this fails, it is swept.
+        if attempt.first && matches!(tried, Err(ZooKeeperFailure::Refused(_))) {
+            // A first attempt that is refused leaves nothing. If this fails, it is swept.
             let _ = by_if_exists(deadline, client.delete(&node.path, None)).await;
             self.places.take(&entry.id);
         }

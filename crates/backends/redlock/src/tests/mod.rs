@@ -134,6 +134,23 @@ async fn a_split_vote_is_tried_again() {
     assert!(is_granted(&trying.await.unwrap()));
 }
 
+/// What earlier attempts of a request have left is the session's to keep or to end (`leased::Store::attempt`).
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_is_refused_keeps_its_places_and_is_granted_later() {
+    let nodes = nodes(3);
+    let (holder, waiter) = (client(&nodes).0, client(&nodes).0);
+    assert!(is_granted(&holder.attempt(attempt(&entry("a"), false)).await));
+    let asked = attempt(&entry("b"), true);
+    assert!(matches!(waiter.attempt(asked.clone()).await, Ok(Tried::Waits { .. })));
+    set(&nodes, Fault::Refuses);
+    assert!(matches!(waiter.attempt(asked.clone()).await, Ok(Tried::Refused(_))));
+    set(&nodes, Fault::None);
+    assert!(matches!(waiter.attempt(asked.clone()).await, Ok(Tried::Waits { .. })));
+    assert_eq!(holder.finish(entry("a"), false).await, Ok(End::Released));
+    sleep(SETTLED).await;
+    assert!(is_granted(&waiter.attempt(asked).await));
+}
+
 /// The removal must not depend on the cancelled call: redsync's rollback used the cancelled context.
 #[tokio::test(start_paused = true)]
 async fn an_attempt_cancelled_at_any_moment_leaves_no_entries() {
