@@ -269,7 +269,8 @@ impl<F: Kind> Locks<F> {
 
     /// Changes the members of the cluster. The change is in force on return: an added node is a learner first
     /// and a voter later; a removed node is leaving. [`Locks::cluster`] shows the progress. Repeating a
-    /// change has no effect.
+    /// change has no effect. A node that is removed may end before it has answered: the URL needs the address
+    /// of another one.
     ///
     /// # Errors
     /// [`BackendError`]; the message of [`BackendErrorKind::Refused`] gives the reason.

@@ -119,9 +119,9 @@ async fn remove(args: ClusterRemove) -> Result<u8, Failure> {
     let node = args.node;
     let locks = connect(&args.service).await?;
     let before = locks.cluster().await?;
-    locks.change_members(MembersChange::Remove { node }).await?;
     let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
     let locks = of_others(&before, node, &url).await.unwrap_or(locks);
+    locks.change_members(MembersChange::Remove { node }).await?;
     let is_gone = |info: &ClusterInfo| info.removed.contains(&node) && !info.changing;
     let is_done = until(&locks, args.wait, is_gone).await?;
     if args.json {
@@ -136,8 +136,8 @@ async fn remove(args: ClusterRemove) -> Result<u8, Failure> {
     Ok(OK)
 }
 
-/// Connects to the remaining nodes: the removed node ends, and may be the only one in the given address.
-/// `None` if none of them is reachable from here.
+/// Connects to the remaining nodes: the removed node may end before it has forwarded the answer, and may be the
+/// only one in the given address. `None` if none of them is reachable from here.
 async fn of_others(info: &ClusterInfo, node: u64, url: &str) -> Option<Locks> {
     let others = info.nodes.iter().filter(|it| it.node != node && !it.client_address.is_empty());
     let addresses: Vec<&str> = others.map(|it| it.client_address.as_str()).collect();
