@@ -10,7 +10,8 @@
 //! | `lockkeeper-disk` | snapshots, spare segments, removals (`disk_worker`) |
 //!
 //! In addition, each snapshot that is sent to or received from another node has a thread while it is
-//! transferred (`peers/bulk.rs`), and backups are read on the runtime's blocking threads (`front/backup.rs`).
+//! transferred (`peers/bulk.rs`), and backups are read on the runtime's blocking threads
+//! (`front/calls/backup.rs`).
 //!
 //! # Code map
 //!
@@ -18,16 +19,14 @@
 //! - `node.rs`: a turn of the replica, and the effect of a failed write
 //! - `inbox/mod.rs`, `inbox/fair_queue.rs`: the queues between the threads, and how clients are served in
 //!   turn
-//! - `front/mod.rs`: clients, by gRPC and HTTP; `front/stream.rs` reads requests, `front/pump.rs` sends
-//!   answers
-//! - `front/drain_barrier.rs`, `front/connection.rs`, `front/arriving.rs`: what "has arrived" means (P9)
-//! - `front/forward/mod.rs`, `front/session_calls/mod.rs`: calls at a follower, and sessions without a stream
+//! - `front/mod.rs`: clients, by gRPC and HTTP; `front/pump.rs` sends answers
+//! - `front/transport/mod.rs`: connections, their limits, and what "has arrived" means (P9)
+//! - `front/callers/mod.rs`, `access/mod.rs`: who a caller is, and whether it may; `access/quotas.rs`: limits
+//!   of clients
+//! - `front/sessions/mod.rs`: streams of sessions, and sessions without a stream
+//! - `front/calls/mod.rs`: questions to the replica; `front/calls/forward/mod.rs`: calls at a follower
 //! - `front/http/mod.rs`: HTTP/JSON, OpenAPI, `/metrics`; `front/http/pages.rs` embeds the console
 //!   (`console/main.js` first)
-//! - `front/caller.rs`, `access/mod.rs`: who a caller is, and whether it may; `access/quotas.rs`: limits of
-//!   clients
-//! - `front/connection_places.rs`, `front/unread.rs`: limits on connections, and on answers that clients have
-//!   not read
 //! - `peers/mod.rs`: connections between nodes, and their threads
 //! - `tls/mod.rs`, `files.rs`: TLS on both ports; the reload of certificates, tokens and permissions
 //! - `traces.rs`, `observe.rs`, `audit.rs`: stages of an acquire, metrics, the audit trail

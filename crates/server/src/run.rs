@@ -14,7 +14,7 @@ use lockkeeper_core::limits;
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::storage::{Removal, Snapshots};
 use lockkeeper_replica::{
-    Config, ELECTION_TICKS, ENDS_PER_PART, Event, Members, Replica, TAIL_BYTES, TURN_VISITS_MAX,
+    Config, ELECTION_TICKS, ENDS_PER_PART, Members, Replica, TAIL_BYTES, TURN_VISITS_MAX,
 };
 use lockkeeper_wire::peer::SnapshotOffer;
 use lockkeeper_wire::store::{Candidate, Founding};
@@ -34,7 +34,7 @@ use crate::disk_worker::Chores;
 use crate::error::ServeError;
 use crate::file_limit::raise_file_limit;
 use crate::files::{Reload, keep_current};
-use crate::front::{About, Acceptor, Front, HttpPort, answer_while_forming, pump};
+use crate::front::{About, Front, HttpPort, answer_while_forming, pump};
 use crate::hex::hex;
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::leadership::Leadership;
@@ -467,28 +467,20 @@ async fn serve(
     mut signals: Signals,
     ready: impl FnOnce(Running),
 ) -> Result<(), ServeError> {
-    // Never fails: set only here.
-    let _ = front.snapshots.set(node.snapshots.clone());
+    front.has_data(node.snapshots.clone());
     let (health, health_service) = tonic_health::server::health_reporter();
     let (http, http_address) = http.unzip();
-    let acceptor = Acceptor::new(listener, http, front.clone(), health_service)
+    let acceptor = front
+        .acceptor(listener, http, health_service)
         .map_err(|error| ServeError::system("describe the interface")(io::Error::other(error)))?;
     let mut state = front.state();
     tokio::spawn(pump(front.clone(), acceptor.clone(), node.outbox.clone()));
     acceptor.run();
-    front.set_quotas();
-    let of_denied = front.clone();
-    tokio::spawn(async move {
-        loop {
-            of_denied.access.changed().await;
-            of_denied.set_quotas();
-            of_denied.end_denied();
-        }
-    });
+    let of_access = front.clone();
+    tokio::spawn(async move { of_access.follow_access_files().await });
     let (refused, mut refusal) = tokio::sync::mpsc::unbounded_channel();
     if let Some(Talk { listener, directory, handover, bulk, to_send }) = node.talk.take() {
-        // Never fails: set only here.
-        let _ = front.directory.set(directory.clone());
+        front.has_peers(directory.clone());
         talk(listener, directory, handover, node.inbox.clone(), bulk, to_send, refused.clone());
     }
     notify(NotifyState::Ready);
@@ -543,15 +535,14 @@ async fn serve(
 
 /// Notifies all streams, and waits until every connection or the replica has ended, or the time is over.
 async fn flush(front: &Front, state: &mut watch::Receiver<ReplicaStatus>) {
-    front.push(Event::ShutDown);
+    front.shut_down();
     // The leadership is transferred first, so that streams end with the id of the new leader. Clients whose
     // connections ended earlier would reach nodes that still name this node as the leader.
     let has_left = state.wait_for(|state| matches!(state, ReplicaStatus::Left | ReplicaStatus::Ended));
     if tokio::time::timeout(HANDOVER, has_left).await.is_err() {
         tracing::warn!("the leadership was not handed over in time");
     }
-    front.end_watches();
-    front.stopping.cancel();
+    front.end_connections();
     let all_gone = async {
         while front.connections() > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;

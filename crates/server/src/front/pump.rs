@@ -3,15 +3,15 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use lockkeeper_replica::{Answer, Event, Output};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use super::accept::Acceptor;
-use super::{Ask, Front};
+use super::Front;
+use super::calls::Ask;
+use super::transport::Acceptor;
 use crate::inbox::{Outbox, ReplicaStatus};
 
 /// A connection that has not passed a drain barrier after this many checks is closed, unless frames of it
@@ -44,22 +44,20 @@ pub(crate) async fn pump(front: Arc<Front>, acceptor: Arc<Acceptor>, outbox: Arc
 
 impl Pump {
     fn turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        *self.front.pump.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(cx.waker().clone());
+        self.front.replica.set_pump(cx.waker().clone());
         let state = self.outbox.take(&mut self.outputs, cx);
         self.deliver();
-        let is_new = self.front.state.send_if_modified(|known| std::mem::replace(known, state) != state);
+        let is_new = self.front.replica.set_state(state);
         if is_new && state == ReplicaStatus::Ready {
             // The replica knows the limits of those streams that were opened while it did not lead; the files
             // may have changed since.
-            self.front.set_quotas();
+            self.front.sessions.set_quotas();
         }
         if state == ReplicaStatus::Ended {
             return Poll::Ready(());
         }
         self.see_barrier_through(cx);
-        if self.front.is_pushed.swap(false, Ordering::Relaxed) {
-            self.front.inbox.ring();
-        }
+        self.front.replica.ring();
         Poll::Pending
     }
 
@@ -67,13 +65,14 @@ impl Pump {
         if self.outputs.is_empty() {
             return;
         }
-        let mut registry = self.front.registry();
+        let Front { replica, callers, sessions, calls, .. } = &*self.front;
+        let (registry, mut asks) = (sessions.registry(), calls.asks());
         let (mut drain, mut unused) = (None, Vec::new());
         for output in self.outputs.drain(..) {
             match output {
                 Output::Items(stream, items) => {
                     if let Some(stream) = registry.streams.get(&stream) {
-                        stream.deliver(&self.front, items);
+                        stream.deliver(sessions, items);
                         unused.extend(stream.unused());
                     }
                 }
@@ -85,14 +84,14 @@ impl Pump {
                 }
                 Output::OverQuota(stream, text) => {
                     if let Some(stream) = registry.streams.get(&stream) {
-                        self.front.over_quota("table", &stream.caller(), &text);
+                        callers.over_quota("table", &stream.caller(), &text);
                     }
                 }
-                Output::Answer(ask, answer) => match (registry.asks.get(&ask), answer) {
+                Output::Answer(ask, answer) => match (asks.get(&ask), answer) {
                     (Some(Ask::Watch(watcher)), Answer::Watched(changes)) => watcher.deliver(changes),
-                    (Some(Ask::Watch(watcher)), answer) => watcher.end(answer, &self.front.clients()),
+                    (Some(Ask::Watch(watcher)), answer) => watcher.end(answer, &replica.clients()),
                     (Some(Ask::Once(_)), answer) => {
-                        if let Some(Ask::Once(sender)) = registry.asks.remove(&ask) {
+                        if let Some(Ask::Once(sender)) = asks.remove(&ask) {
                             // Fails if the caller is gone.
                             let _ = sender.send(answer);
                         }
@@ -102,7 +101,7 @@ impl Pump {
                 Output::Drain(number) => drain = Some(number),
                 Output::Members(members) => {
                     let nodes = members.nodes.into_values();
-                    *self.front.clients() = nodes.map(|node| (node.node, node.client_address)).collect();
+                    *replica.clients() = nodes.map(|node| (node.node, node.client_address)).collect();
                 }
                 // Handled by the replica's own thread.
                 Output::Peer(..)
@@ -114,8 +113,8 @@ impl Pump {
                 | Output::Wrong(_) => {}
             }
         }
-        drop(registry);
-        unused.iter().for_each(|stream| self.front.close_unused(stream));
+        drop((registry, asks));
+        unused.iter().for_each(|stream| sessions.close_unused(stream));
         if let Some(number) = drain {
             self.begin_barrier(number);
         }
@@ -124,26 +123,26 @@ impl Pump {
     /// Begins a drain barrier: all readable input is read, from every socket and from the connections that
     /// wait in the accept queue.
     fn begin_barrier(&mut self, number: u64) {
-        self.front.barrier.store(number, Ordering::Relaxed);
+        self.front.replica.set_barrier(number);
         self.has_accepted = self.acceptor.accept_waiting();
         self.looks = 0;
         self.clock.reset();
-        for connection in self.front.registry().connections.values() {
+        for connection in self.front.transport.connections().values() {
             connection.nudge(number);
         }
     }
 
     fn see_barrier_through(&mut self, cx: &mut Context<'_>) {
-        let number = self.front.barrier.load(Ordering::Relaxed);
+        let number = self.front.replica.barrier();
         if number == 0 {
             return;
         }
-        let connections: Vec<_> = self.front.registry().connections.values().cloned().collect();
+        let connections: Vec<_> = self.front.transport.connections().values().cloned().collect();
         let late: Vec<_> =
             connections.into_iter().filter(|connection| !connection.has_passed(number)).collect();
         if late.is_empty() && self.has_accepted {
-            self.front.barrier.store(0, Ordering::Relaxed);
-            return self.front.push(Event::Drained(number));
+            self.front.replica.set_barrier(0);
+            return self.front.replica.push(Event::Drained(number));
         }
         while self.clock.poll_tick(cx).is_ready() {
             self.looks += 1;

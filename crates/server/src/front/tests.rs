@@ -21,8 +21,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, LocalSet};
 use tonic::transport::Endpoint;
 
-use super::accept::OPEN_CALLS_MAX;
-use super::{About, Acceptor, Front, HttpPort, pump};
+use super::transport::OPEN_CALLS_MAX;
+use super::{About, Front, HttpPort, pump};
 use crate::access::{Access, AccessFiles};
 use crate::audit::Audit;
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
@@ -81,7 +81,7 @@ impl Rig {
         let front = Front::new(Arc::new(Inbox::default()), about, tls, access, audit, None, limits);
         let (_, health) = tonic_health::server::health_reporter();
         let http = HttpPort { listener: http, metrics: None, hazards: None };
-        let acceptor = Acceptor::new(listener, Some(http), front.clone(), health).unwrap();
+        let acceptor = front.acceptor(listener, Some(http), health).unwrap();
         let outbox = Arc::new(Outbox::default());
         tokio::spawn(pump(front.clone(), acceptor.clone(), outbox.clone()));
         acceptor.run();
@@ -96,7 +96,7 @@ impl Rig {
     async fn events(&mut self, count: usize) -> &[Event] {
         let arrive = poll_fn(|cx| {
             let mut events = Vec::new();
-            self.front.inbox.take(&mut events, usize::MAX);
+            self.front.replica.inbox.take(&mut events, usize::MAX);
             self.seen.append(&mut events);
             if self.seen.len() >= count {
                 return Poll::Ready(());
@@ -206,7 +206,7 @@ async fn connection_closed_by_this_side_does_not_count_as_closed_by_client() {
         let mut client = Client::connect(rig.address).await;
         client.keep_alive(7);
         rig.events(2).await;
-        for connection in rig.front.registry().connections.values() {
+        for connection in rig.front.transport.connections().values() {
             connection.kill.cancel();
         }
         let closed = &rig.events(3).await[2];

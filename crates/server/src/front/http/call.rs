@@ -24,12 +24,11 @@ use tower_service::Service;
 use super::problem::{Problem, ProblemCode};
 use super::sessions::Notices;
 use super::{BODY_BYTES_MAX, SECRET_HEADER, SECRET_HELP};
-use crate::front::arriving::{Arriving, BodyError, whole};
-use crate::front::caller::{Caller, authorize_session_call, identify};
-use crate::front::connection::Connection;
-use crate::front::forward;
-use crate::front::session_calls::SESSION_CALL;
-use crate::front::{Front, LEADER_METADATA};
+use crate::front::callers::Caller;
+use crate::front::calls::{self, route};
+use crate::front::paths::SESSION_CALL;
+use crate::front::statuses::LEADER_METADATA;
+use crate::front::transport::{Arriving, BodyError, Connection, whole};
 use crate::hex::unhex;
 use crate::inbox::ReplicaStatus;
 
@@ -39,6 +38,7 @@ const BODY_TIME: Duration = Duration::from_secs(10);
 /// The origin of a request; attached to it by the connection.
 #[derive(Clone)]
 pub(super) struct Origin {
+    pub(super) calls: Arc<calls::Calls>,
     pub(super) connection: Arc<Connection>,
     pub(super) routes: Routes,
     /// Makes drain barriers wait until a request that may belong to a session is passed to the replica.
@@ -68,7 +68,7 @@ impl Service<http::Request<Body>> for InProcess {
 
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
         let Self { origin, caller, authorization } = self.clone();
-        let Origin { connection, routes, arriving } = origin;
+        let Origin { calls, connection, routes, arriving } = origin;
         if request.uri().path() == SESSION_CALL {
             request.extensions_mut().insert(arriving);
         } else {
@@ -78,16 +78,15 @@ impl Service<http::Request<Body>> for InProcess {
             // Without TLS, the leader identifies the caller of a forwarded call by its token.
             request.headers_mut().insert(header::AUTHORIZATION, authorization);
         }
-        let front = connection.front().clone();
         request.extensions_mut().insert(connection);
         request.extensions_mut().insert(caller.clone());
-        Box::pin(async move { Ok(forward::route(front, routes, caller, request).await) })
+        Box::pin(async move { Ok(route(calls, routes, caller, request).await) })
     }
 }
 
 /// An identified caller.
 pub(super) struct Identified {
-    pub(super) front: Arc<Front>,
+    pub(super) calls: Arc<calls::Calls>,
     pub(super) caller: Caller,
 }
 
@@ -95,10 +94,9 @@ impl<S: Sync> FromRequestParts<S> for Identified {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let connection = origin(parts)?.connection;
-        let front = connection.front().clone();
-        let caller = identify(&connection, &parts.headers)?;
-        Ok(Self { front, caller })
+        let Origin { calls, connection, .. } = origin(parts)?;
+        let caller = connection.identify(&parts.headers)?;
+        Ok(Self { calls, caller })
     }
 }
 
@@ -127,7 +125,7 @@ fn in_process(parts: &Parts, caller: Caller) -> Result<InProcess, Problem> {
 /// The session calls, on behalf of a caller whose request contains the session's secret.
 pub(super) struct SessionClient {
     service: InProcess,
-    front: Arc<Front>,
+    calls: Arc<calls::Calls>,
     pub(super) secret: Secret,
 }
 
@@ -135,8 +133,8 @@ impl<S: Sync> FromRequestParts<S> for SessionClient {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        let Identified { front, caller } = Identified::from_request_parts(parts, state).await?;
-        Ok(Self { service: in_process(parts, caller)?, front, secret: secret(&parts.headers)? })
+        let Identified { calls, caller } = Identified::from_request_parts(parts, state).await?;
+        Ok(Self { service: in_process(parts, caller)?, calls, secret: secret(&parts.headers)? })
     }
 }
 
@@ -176,14 +174,14 @@ impl SessionClient {
     /// request. So this function makes the checks that `forward::route` makes, and goes through the gRPC
     /// layer (which forwards the call) if this node does not lead, or has just lost the leadership.
     async fn call(&self, mut call: v1::SessionCallRequest) -> Result<v1::SessionCallResponse, Status> {
-        let leads = *self.front.state().borrow() == ReplicaStatus::Ready;
+        let leads = *self.calls.replica.state().borrow() == ReplicaStatus::Ready;
         if !leads {
             return by_grpc(self.service.clone(), call).await;
         }
         let InProcess { origin, caller, .. } = &self.service;
         let begun = Instant::now();
-        authorize_session_call(&self.front, caller, &call)?;
-        let answer = self.front.session_call(caller, &origin.arriving, call.clone()).await;
+        self.calls.callers.authorize_session_call(caller, &call)?;
+        let answer = self.calls.sessions.session_call(caller, &origin.arriving, call.clone()).await;
         let Err(status) = &answer else { return answer };
         if !status.metadata().contains_key(LEADER_METADATA) {
             return answer;

@@ -16,7 +16,6 @@ use super::HttpState;
 use super::call::{Identified, unexpected};
 use super::problem::{Problem, ProblemCode};
 use crate::access::Permission;
-use crate::front::caller::authorize_for;
 use crate::observe;
 use crate::options::MetricsPage;
 
@@ -90,18 +89,18 @@ fn clocks() -> Option<(Duration, Duration)> {
 #[utoipa::path(get, path = "/metrics", tag = "cluster",
     responses((status = 200, body = String, content_type = "text/plain")))]
 pub(super) async fn metrics(
-    Identified { front, caller }: Identified,
+    Identified { calls, caller }: Identified,
     State(HttpState { metrics, .. }): State<HttpState>,
 ) -> Result<impl IntoResponse, Problem> {
-    authorize_for(&front, &caller, Permission::Read, None)?;
+    calls.callers.authorize_for(&caller, Permission::Read, None)?;
     let Some(metrics) = metrics else {
         let text = "this process records no metrics: `lockkeeper serve` does";
         return Err(Problem::new(ProblemCode::NotFound, text));
     };
-    let answer = front.ask(&MetadataMap::new(), &caller.identity, metrics.question()).await?;
+    let answer = calls.ask(&MetadataMap::new(), &caller.identity, metrics.question()).await?;
     let Answer::Load(load) = answer else { return Err(unexpected()) };
     metrics.show(&load);
-    let ends = front.tls.as_ref().and_then(|tls| tls.expires().duration_since(SystemTime::UNIX_EPOCH).ok());
+    let ends = calls.tls.as_ref().and_then(|tls| tls.expires().duration_since(SystemTime::UNIX_EPOCH).ok());
     if let Some(ends) = ends {
         observe::certificate_ends(ends);
     }

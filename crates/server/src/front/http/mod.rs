@@ -31,14 +31,13 @@ use http::{HeaderValue, Method, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::body::Body;
 use tonic::service::Routes;
 use tower_service::Service as _;
 
-use super::accept::{holding, until_end};
-use super::arriving::{Arriving, ArrivingBody};
-use super::connection::Connection;
+use super::calls::Calls;
+use super::transport::{Arriving, ArrivingBody, ClientIo, Connection, Interface, holding, until_end};
+use crate::tls::ClientProtocol;
 use call::Origin;
 pub(super) use metrics::Metrics;
 pub(super) use pages::Hazards;
@@ -58,6 +57,7 @@ const HEAD_BYTES_MAX: usize = 16 << 10;
 #[derive(Clone)]
 pub(super) struct HttpInterface {
     router: Router,
+    calls: Arc<Calls>,
     /// The service's calls.
     routes: Routes,
     /// Whether the port accepts connections from this machine only (a loopback address without TLS).
@@ -73,13 +73,14 @@ struct HttpState {
 
 impl HttpInterface {
     pub(super) fn new(
+        calls: Arc<Calls>,
         routes: Routes,
         is_local: bool,
         metrics: Option<Arc<Metrics>>,
         hazards: Option<Arc<Hazards>>,
     ) -> Self {
         let router = router().with_state(HttpState { metrics, hazards });
-        Self { router, routes, is_local }
+        Self { router, calls, routes, is_local }
     }
 
     /// The refusal of a request that a web site may have caused a visitor's browser to send; else `None`.
@@ -99,21 +100,24 @@ impl HttpInterface {
             Problem::new(ProblemCode::PermissionDenied, text)
         })
     }
+}
 
-    /// Serves a connection until it ends.
-    pub(super) async fn serve(
-        self,
-        io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        connection: &Arc<Connection>,
-    ) {
-        let idle_timeout = connection.front().limits.idle_timeout;
-        let requests = Requests { connection: connection.clone(), interface: self };
+impl Interface for HttpInterface {
+    fn protocol(&self) -> ClientProtocol {
+        ClientProtocol::Http
+    }
+
+    fn serve(&self, io: ClientIo, connection: Arc<Connection>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let idle_timeout = connection.transport().limits.idle_timeout;
+        let requests = Requests { connection: connection.clone(), interface: self.clone() };
         let http = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(idle_timeout)
             .max_buf_size(HEAD_BYTES_MAX)
             .serve_connection(TokioIo::new(io), requests);
-        until_end(pin!(http), http1::Connection::graceful_shutdown, connection).await;
+        Box::pin(async move {
+            until_end(pin!(http), http1::Connection::graceful_shutdown, &connection).await;
+        })
     }
 }
 
@@ -139,8 +143,9 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
         if let Some(problem) = self.interface.refusal(&request) {
             return Box::pin(std::future::ready(Ok(problem.into_response().map(Body::new))));
         }
-        let (connection, routes) = (self.connection.clone(), self.interface.routes.clone());
-        request.extensions_mut().insert(Origin { connection, routes, arriving: arriving.clone() });
+        let (calls, routes) = (self.interface.calls.clone(), self.interface.routes.clone());
+        let connection = self.connection.clone();
+        request.extensions_mut().insert(Origin { calls, connection, routes, arriving: arriving.clone() });
         let mut request = request.map(|body| ArrivingBody { body, call: arriving });
         DefaultBodyLimit::max(BODY_BYTES_MAX).apply(&mut request);
         let mut router = self.interface.router.clone();

@@ -19,7 +19,6 @@ use tokio::sync::Semaphore;
 use super::HttpState;
 use super::call::{Identified, InQuery};
 use super::problem::{Problem, ProblemCode};
-use crate::front::caller::authorize_any;
 use crate::hex::hex;
 use crate::options::{HazardPlayer, PageFile};
 
@@ -154,12 +153,12 @@ pub(super) async fn file(
 
 /// The trace of a play, for the hazard player.
 pub(super) async fn trace(
-    Identified { front, caller }: Identified,
+    Identified { calls, caller }: Identified,
     InQuery(query): InQuery<Vec<(String, String)>>,
     State(HttpState { hazards, .. }): State<HttpState>,
 ) -> Result<Response, Problem> {
     let hazards = hazards.ok_or_else(|| super::nothing_at("/hazard/trace"))?;
-    authorize_any(&front, &caller)?;
+    calls.callers.authorize_any(&caller)?;
     let shuts_down = |_| Problem::new(ProblemCode::Unavailable, "this node shuts down");
     let play = hazards.plays.clone().acquire_owned().await.map_err(|_| shuts_down(()))?;
     // A play takes some milliseconds, so it runs on another thread and does not delay other calls.

@@ -98,7 +98,7 @@ async fn client_with_a_token_leaves_connections_to_others() {
     assert!(refused.starts_with("HTTP/1.1 429"), "{refused}");
     assert!(refused.contains("shop has 8 connections for HTTP at this node"), "{refused}");
     assert!(refused.contains("--max-connections-per-client"), "{refused}");
-    let recorded = callers.rig.front.audit.recent(None, 10, None).records;
+    let recorded = callers.rig.front.callers.audit.recent(None, 10, None).records;
     let refusals: Vec<_> =
         recorded.iter().filter(|it| it.result == "refused" && it.what != "denied").collect();
     assert!(matches!(refusals[..], [it] if it.what == "quota" && it.identity == "shop"), "{refusals:?}");
@@ -150,7 +150,7 @@ async fn connections_of_a_revoked_caller_close_at_the_reload() {
     let _other = callers.call("stock", 1).await.unwrap();
     let permissions = format!("revoked = [\"shop\"]\n{PERMISSIONS}");
     std::fs::write(callers.folder.path().join("permissions"), permissions).unwrap();
-    assert!(callers.rig.front.access.reload().unwrap());
+    assert!(callers.rig.front.callers.access.reload().unwrap());
     callers.rig.front.end_denied();
     callers.connections(1).await;
     assert_eq!(revoked.read(&mut [0]).await.unwrap(), 0);
@@ -184,7 +184,7 @@ async fn silent_stream_is_reported_and_a_connection_without_calls_closes() {
         let mut client = Client::connect(rig.address).await;
         client.keep_alive(7);
         rig.events(2).await;
-        let idle = rig.front.limits.idle_timeout;
+        let idle = rig.front.transport.limits.idle_timeout;
         pass(idle).await;
         assert!(matches!(rig.events(3).await[2], Event::StreamSilent(_)));
         client.stream.send_data(Bytes::new(), true).unwrap();

@@ -85,7 +85,7 @@ fn is_open(event: &Event) -> bool {
 
 async fn until_called(rig: &Rig) {
     let called = async {
-        while !rig.front.registry().connections.values().any(|it| it.idle_since().is_none()) {
+        while !rig.front.transport.connections().values().any(|it| it.idle_since().is_none()) {
             tokio::task::yield_now().await;
         }
     };

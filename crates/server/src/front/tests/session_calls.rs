@@ -7,7 +7,8 @@ use lockkeeper_core::SessionId;
 
 use super::*;
 use crate::access::Identity;
-use crate::front::session_calls::{IDLE_MAX, SESSION_CALL, SHORT_CALL};
+use crate::front::paths::SESSION_CALL;
+use crate::front::sessions::{IDLE_MAX, SHORT_CALL};
 use crate::inbox::Source;
 
 /// The bytes of a keep-alive of session 1 by a call, on this HTTP/2 stream of a connection.
@@ -105,18 +106,18 @@ async fn call_that_is_answered_already_hands_nothing_on() {
     rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
     let source = |lane| Source { caller: Identity::ANONYMOUS, lane };
     for lane in 0.. {
-        let (inbox, new) = (&rig.front.inbox, source(u64::MAX));
+        let (inbox, new) = (&rig.front.replica.inbox, source(u64::MAX));
         if poll_fn(|cx| Poll::Ready(inbox.poll_room(&new, &mut None, cx).is_pending())).await {
             break;
         }
         let keep_alive = Request::KeepAlive { session: SessionId(9), id: 1 };
-        rig.front.push_from(&source(lane), Event::Frame(StreamId(u64::MAX), vec![keep_alive; 1024]));
+        rig.front.replica.push_from(&source(lane), Event::Frame(StreamId(u64::MAX), vec![keep_alive; 1024]));
     }
     let mut client = std::net::TcpStream::connect(rig.address).unwrap();
     client.write_all(&call(1)).unwrap();
     let stream = loop {
         tokio::task::yield_now().await;
-        if let Some(stream) = rig.front.registry().streams.keys().next() {
+        if let Some(stream) = rig.front.sessions.registry().streams.keys().next() {
             break *stream;
         }
     };

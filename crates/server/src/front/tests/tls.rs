@@ -19,11 +19,10 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::super::caller::IDENTITY;
-use super::super::forward::FORWARDED;
 use super::{DEADLINE, Event, Frames, Rig, is_keep_alive, local};
 use crate::access::AccessFiles;
 use crate::data::Addresses;
+use crate::front::paths::{FORWARDED, IDENTITY};
 use crate::options::{ConnectionLimits, ServerOptions};
 use crate::peers::Directory;
 use crate::tls::{NodeName, NodeTls, TlsFiles};
@@ -339,7 +338,7 @@ async fn identity_of_a_forwarded_call_is_believed_from_members_only() {
         let founding = Founding { node: 1, ..Founding::default() };
         let addresses = Addresses { client: "", peer: "" };
         let directory = Directory::new(founding, addresses, members, 1, crate::ELECTION_TIMEOUT, None);
-        assert!(rig.front.directory.set(directory).is_ok());
+        rig.front.has_peers(directory);
         assert_eq!(status_of(&rig, member, audit, 0).await, "0");
         assert_eq!(status_of(&rig, other, audit, 0).await, denied);
     })

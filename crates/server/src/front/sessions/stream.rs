@@ -19,9 +19,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tonic::codegen::tokio_stream::Stream as _;
 use tonic::{Status, Streaming};
 
-use super::caller::{Caller, denied_acquire, is_counted};
-use super::connection::Connection;
+use super::Sessions;
 use crate::access::Identity;
+use crate::front::callers::{Caller, Callers, denied_acquire, is_counted};
+use crate::front::transport::{Connection, WakeReader};
 use crate::inbox::Source;
 use crate::observe;
 use lockkeeper_places::TakenPlace;
@@ -41,7 +42,7 @@ const FRAME_ITEMS_MAX: usize = 4096;
 const FIRST_FRAME: Duration = Duration::from_secs(30);
 
 /// An open stream.
-pub(super) struct SessionStream {
+pub(in crate::front) struct SessionStream {
     pub(super) id: StreamId,
     pub(super) source: Source,
     connection: Arc<Connection>,
@@ -87,7 +88,7 @@ impl SessionStream {
         let source = Source { caller: caller.identity.clone(), lane: id.0 };
         let state = Mutex::default();
         let stream = Arc::new(Self { id, source, connection, caller, _place: place, state });
-        stream.connection.opened(&stream);
+        stream.connection.opened(id, stream.clone());
         stream
     }
 
@@ -98,7 +99,7 @@ impl SessionStream {
         if state.is_over {
             return;
         }
-        let unread = &self.connection.front().unread;
+        let unread = &self.connection.transport().unread;
         let bytes = items.iter().map(memory).sum::<usize>();
         unread.add(bytes);
         state.bytes += bytes;
@@ -151,11 +152,11 @@ impl SessionStream {
     fn forget_items(&self) {
         let mut state = self.lock();
         state.items = VecDeque::new();
-        self.connection.front().unread.subtract(std::mem::take(&mut state.bytes));
+        self.connection.transport().unread.subtract(std::mem::take(&mut state.bytes));
     }
 
     /// Sends `end` as the last item; nothing more is read.
-    pub(super) fn end(&self, end: v1::StreamEnd) {
+    pub(in crate::front) fn end(&self, end: v1::StreamEnd) {
         let mut state = self.lock();
         if !state.is_over {
             state.end = Some(end);
@@ -165,19 +166,17 @@ impl SessionStream {
         wake(&mut state.reader);
     }
 
-    pub(super) fn wake_reader(&self) {
-        if let Some(reader) = &self.lock().reader {
-            reader.wake_by_ref();
-        }
-    }
-
     /// Reads the client's frames until the stream ends.
-    pub(super) async fn read(self: Arc<Self>, mut inbound: Streaming<v1::ClientFrame>) {
-        let front = self.connection.front().clone();
+    pub(in crate::front) async fn read(
+        self: Arc<Self>,
+        sessions: Arc<Sessions>,
+        mut inbound: Streaming<v1::ClientFrame>,
+    ) {
+        let replica = &sessions.replica;
         let mut waiting_number = None;
         let mut silence = Box::pin(tokio::time::sleep(FIRST_FRAME));
         let mut last_frame = None;
-        let idle_timeout = front.limits.idle_timeout;
+        let idle_timeout = self.connection.transport().limits.idle_timeout;
         let ended = poll_fn(|cx| {
             loop {
                 // The unread input of a connection that this node closes is dropped.
@@ -192,18 +191,18 @@ impl SessionStream {
                     let now = Instant::now();
                     let is_silent = last + idle_timeout <= now;
                     if is_silent {
-                        front.push_from(&self.source, Event::StreamSilent(self.id));
+                        replica.push_from(&self.source, Event::StreamSilent(self.id));
                     }
                     silence.as_mut().reset(if is_silent { now } else { last } + idle_timeout);
                 }
-                if front.inbox.poll_room(&self.source, &mut waiting_number, cx).is_pending() {
+                if replica.inbox.poll_room(&self.source, &mut waiting_number, cx).is_pending() {
                     return Poll::Pending;
                 }
                 match Pin::new(&mut inbound).poll_next(cx) {
                     Poll::Ready(Some(Ok(frame))) => {
                         last_frame = Some(Instant::now());
-                        let bytes = front.has_barrier().then(|| frame.encoded_len());
-                        let sampled = front.traced.as_ref().map(|traced| traced.sampled(&frame.items));
+                        let bytes = replica.has_barrier().then(|| frame.encoded_len());
+                        let sampled = sessions.traced.as_ref().map(|traced| traced.sampled(&frame.items));
                         let (requests, refusals) = match request::requests(frame.items) {
                             Ok(read) => read,
                             Err(malformed) => {
@@ -213,11 +212,11 @@ impl SessionStream {
                         if !refusals.is_empty() {
                             self.deliver(refusals);
                         }
-                        let requests = self.permitted(requests);
-                        if let Some((traced, sampled)) = front.traced.as_ref().zip(sampled) {
+                        let requests = self.permitted(&sessions.callers, requests);
+                        if let Some((traced, sampled)) = sessions.traced.as_ref().zip(sampled) {
                             traced.arrived(self.id, sampled, &requests);
                         }
-                        front.push_from(&self.source, Event::Frame(self.id, requests));
+                        replica.push_from(&self.source, Event::Frame(self.id, requests));
                         if let Some(bytes) = bytes {
                             self.connection.handed_on(self.id, bytes);
                         }
@@ -240,8 +239,8 @@ impl SessionStream {
             tracing::warn!(stream = self.id.0, "a client's stream ends: {text}");
             self.end(stream_end(StreamEndReason::Protocol, text));
         }
-        front.push_from(&self.source, Event::StreamClosed { stream: self.id, cause });
-        front.forget_stream(self.id);
+        replica.push_from(&self.source, Event::StreamClosed { stream: self.id, cause });
+        sessions.forget_stream(self.id);
         self.connection.closed(self.id);
         // The buffered answers are still sent; but if the client is gone, the writer must not wait for
         // further ones.
@@ -250,10 +249,9 @@ impl SessionStream {
 
     /// Marks requests as denied if the client may not make them: acquires without the permission, and
     /// requests above the rate limit. Keep-alives, attaches, releases and ends of sessions are never limited.
-    fn permitted(self: &Arc<Self>, mut requests: Vec<Request>) -> Vec<Request> {
-        let front = self.connection.front();
+    fn permitted(&self, callers: &Callers, mut requests: Vec<Request>) -> Vec<Request> {
         let identity = &self.caller.identity;
-        let Some(rights) = front.access.rights(identity) else { return requests };
+        let Some(rights) = callers.access.rights(identity) else { return requests };
         for request in &mut requests {
             if !is_counted(request) {
                 continue;
@@ -261,11 +259,11 @@ impl SessionStream {
             let denied =
                 denied_acquire(&rights, identity, request).map(|text| (v1::RefusedCode::Denied, text));
             let limited =
-                || Some((v1::RefusedCode::Limit, front.access.count_request(&rights, identity).err()?));
+                || Some((v1::RefusedCode::Limit, callers.access.count_request(&rights, identity).err()?));
             let Some((code, text)) = denied.or_else(limited) else { continue };
             match code {
-                v1::RefusedCode::Denied => front.refused("denied", &self.caller, &text),
-                _ => front.over_quota("requests-per-second", &self.caller, &text),
+                v1::RefusedCode::Denied => callers.refused("denied", &self.caller, &text),
+                _ => callers.over_quota("requests-per-second", &self.caller, &text),
             }
             let refused = v1::Refused { code: code.into(), text, secret_prefix: 0 };
             *request = Request::Denied { request: Box::new(request.clone()), refused };
@@ -313,6 +311,14 @@ impl SessionStream {
     }
 }
 
+impl WakeReader for SessionStream {
+    fn wake_reader(&self) {
+        if let Some(reader) = &self.lock().reader {
+            reader.wake_by_ref();
+        }
+    }
+}
+
 /// The memory of an answer, in bytes. Only refusals have a text that matters; other answers with a text are
 /// rare.
 fn memory(item: &v1::ServerItem) -> usize {
@@ -327,7 +333,7 @@ impl Drop for SessionStream {
 }
 
 /// The last item of a stream that this node ends.
-pub(super) fn stream_end(reason: StreamEndReason, text: String) -> v1::StreamEnd {
+pub(in crate::front) fn stream_end(reason: StreamEndReason, text: String) -> v1::StreamEnd {
     v1::StreamEnd { reason: reason.into(), text, ..v1::StreamEnd::default() }
 }
 
@@ -338,7 +344,7 @@ fn wake(waker: &mut Option<Waker>) {
 }
 
 /// The frames that are sent to the client.
-pub(super) struct StreamResponses(pub(super) Arc<SessionStream>);
+pub(in crate::front) struct StreamResponses(pub(in crate::front) Arc<SessionStream>);
 
 impl tonic::codegen::tokio_stream::Stream for StreamResponses {
     type Item = Result<v1::ServerFrame, Status>;
@@ -350,7 +356,7 @@ impl tonic::codegen::tokio_stream::Stream for StreamResponses {
             let items: Vec<_> = state.items.drain(..count).collect();
             let bytes = items.iter().map(memory).sum::<usize>();
             state.bytes -= bytes;
-            self.0.connection.front().unread.subtract(bytes);
+            self.0.connection.transport().unread.subtract(bytes);
             state.taken += 1;
             return Poll::Ready(Some(Ok(v1::ServerFrame { items })));
         }

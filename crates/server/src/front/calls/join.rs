@@ -4,10 +4,10 @@ use lockkeeper_wire::store::Member;
 use lockkeeper_wire::v1;
 use tonic::Status;
 
-use super::Front;
+use super::Calls;
 use crate::peers::who_waits;
 
-impl Front {
+impl Calls {
     /// Returns the node that waits at this address to be added.
     ///
     /// # Errors

@@ -1,26 +1,44 @@
-//! Questions to the replica: a call waits for the answer until its caller's deadline. If there is no answer,
-//! the error states why.
+//! Calls that are no part of a session: questions to the replica, and orders of operators.
+//!
+//! A call waits for the replica's answer until its caller's deadline. If there is no answer, the error states
+//! why. Reading order: `api.rs` (the gRPC service), `watch.rs`, `backup.rs`, `join.rs`; `forward/mod.rs`
+//! (calls that another node has to answer).
+
+mod api;
+mod backup;
+mod forward;
+mod join;
+mod watch;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use lockkeeper_places::Places;
+use lockkeeper_replica::storage::Snapshots;
 use lockkeeper_replica::{Answer, AskId, Event, Question};
-use lockkeeper_wire::v1::RefusedCode;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Instant;
-use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
-use super::caller::Caller;
-use super::{Ask, Front};
+use super::callers::{Caller, Callers};
+use super::replica_handle::ReplicaHandle;
+use super::sessions::Sessions;
+use super::statuses::{PATIENCE, refusal, shuts_down, unrecorded};
 use crate::access::Identity;
 use crate::audit::AuditRecord;
-use crate::disk;
+use crate::disk::{self, DataDirectory};
 use crate::inbox::Source;
+use crate::peers::Directory;
+use crate::tls::NodeTls;
+pub(super) use api::Api;
+pub(super) use forward::route;
+use watch::Watcher;
 
-/// The time limit of a call, even if the caller's deadline is later: while no node leads there is no answer.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// Maximum number of watches at a node; at most half of them of one identity.
+const WATCHES_MAX: usize = 1 << 10;
 /// How long a call for a node's state waits for its disk.
 const DISK_PATIENCE: Duration = Duration::from_secs(1);
 /// The maximum age of a reading of the disk's usage.
@@ -28,13 +46,67 @@ const DISK_LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Maximum number of orders of operators in progress on a node. They continue when their callers disconnect,
 /// so the limits of connections do not bound them.
 pub(super) const ORDERS_MAX: usize = 64;
-/// The metadata key for the leader's client address, set in the refusal of a node that does not lead or that
-/// shuts down. The value is empty if the node shuts down, or does not know the leader's address.
-pub const LEADER_METADATA: &str = "lockkeeper-leader";
+/// Facts about this process that the replica does not have.
+#[derive(Clone, Debug)]
+pub(crate) struct About {
+    /// The id of this node.
+    pub(crate) node: u64,
+    pub(crate) data: PathBuf,
+    /// The ids of cluster and data directory, as text.
+    pub(crate) cluster: String,
+    pub(crate) incarnation: String,
+    /// The client address of each node, if it was known when this node started.
+    pub(crate) clients: BTreeMap<u64, String>,
+}
+
+/// The calls in progress, and what they need.
+pub(crate) struct Calls {
+    pub(super) replica: Arc<ReplicaHandle>,
+    pub(super) callers: Arc<Callers>,
+    pub(super) sessions: Arc<Sessions>,
+    pub(super) about: About,
+    /// Opens the stored snapshots for backups; set once the node has data.
+    snapshots: OnceLock<Snapshots<DataDirectory>>,
+    /// The members that this node knows, and its own hello (first handshake message); unset for a node
+    /// without peers.
+    directory: Arc<OnceLock<Arc<Directory>>>,
+    /// `None`: connections are plain.
+    pub(super) tls: Option<Arc<NodeTls>>,
+    asks: Mutex<BTreeMap<AskId, Ask>>,
+    /// The streams from the leader that clients read through this node, each with its caller and a sender to
+    /// end it.
+    forwarded: Mutex<BTreeMap<u64, (Caller, oneshot::Sender<Status>)>>,
+    watch_places: Arc<Places<Identity>>,
+    /// Limits the orders of operators in progress.
+    orders: Arc<Semaphore>,
+    /// Limits the threads that wait for the disk to one.
+    disk_looks: Arc<Semaphore>,
+    /// The last measurement: its time, bytes used, bytes free.
+    disk_usage: Mutex<Option<(Instant, u64, u64)>>,
+    /// Connections to the leader, while this node is a follower.
+    links: forward::Links,
+}
+
+/// The receiver of a call's answers.
+pub(super) enum Ask {
+    /// A call with one answer.
+    Once(oneshot::Sender<Answer>),
+    /// A call with many answers.
+    Watch(Arc<Watcher>),
+}
+
+impl Ask {
+    fn watcher(&self) -> Option<Arc<Watcher>> {
+        match self {
+            Self::Watch(watcher) => Some(watcher.clone()),
+            Self::Once(_) => None,
+        }
+    }
+}
 
 /// A pending question. Dropping it cancels the question.
 pub(super) struct Waits {
-    front: Arc<Front>,
+    calls: Arc<Calls>,
     ask: AskId,
     source: Source,
 }
@@ -43,20 +115,67 @@ impl Waits {
     /// To be called when the client has read all pending changes of a watch: the replica then sends the next
     /// ones.
     pub(super) fn read_on(&self) {
-        self.front.push_from(&self.source, Event::WatchRead(self.ask));
+        self.calls.replica.push_from(&self.source, Event::WatchRead(self.ask));
     }
 }
 
 impl Drop for Waits {
     fn drop(&mut self) {
-        let waited = self.front.registry().asks.remove(&self.ask);
+        let waited = self.calls.asks().remove(&self.ask);
         if waited.is_some() {
-            self.front.push_from(&self.source, Event::Dropped(self.ask));
+            self.calls.replica.push_from(&self.source, Event::Dropped(self.ask));
         }
     }
 }
 
-impl Front {
+impl Calls {
+    pub(super) fn new(
+        replica: Arc<ReplicaHandle>,
+        callers: Arc<Callers>,
+        sessions: Arc<Sessions>,
+        about: About,
+        directory: Arc<OnceLock<Arc<Directory>>>,
+        tls: Option<Arc<NodeTls>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            replica,
+            callers,
+            sessions,
+            about,
+            snapshots: OnceLock::new(),
+            directory,
+            tls,
+            asks: Mutex::default(),
+            forwarded: Mutex::default(),
+            watch_places: Places::new(WATCHES_MAX),
+            orders: Arc::new(Semaphore::new(ORDERS_MAX)),
+            disk_looks: Arc::new(Semaphore::new(1)),
+            disk_usage: Mutex::default(),
+            links: forward::Links::default(),
+        })
+    }
+
+    /// To be called once the node has data.
+    pub(super) fn has_data(&self, snapshots: Snapshots<DataDirectory>) {
+        // Never fails: set only here.
+        let _ = self.snapshots.set(snapshots);
+    }
+
+    /// To be called once the node has peers.
+    pub(super) fn has_peers(&self, directory: Arc<Directory>) {
+        // Never fails: set only here.
+        let _ = self.directory.set(directory);
+    }
+
+    /// The calls that wait for an answer of the replica.
+    pub(super) fn asks(&self) -> MutexGuard<'_, BTreeMap<AskId, Ask>> {
+        self.asks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forwarded(&self) -> MutexGuard<'_, BTreeMap<u64, (Caller, oneshot::Sender<Status>)>> {
+        self.forwarded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) async fn ask(
         self: &Arc<Self>,
         metadata: &MetadataMap,
@@ -72,12 +191,12 @@ impl Front {
         caller: &Identity,
         question: Question,
     ) -> Result<Answer, Status> {
-        self.check_serving()?;
+        self.replica.check_serving()?;
         let (sender, answer) = oneshot::channel();
         let _waits = self.wait_for(Ask::Once(sender), caller, question);
         match tokio::time::timeout(patience, answer).await {
             Ok(Ok(answer @ (Answer::Refused(_) | Answer::NotLeader { .. }))) => {
-                Err(refusal(answer, &self.clients()))
+                Err(refusal(answer, &self.replica.clients()))
             }
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(_)) => Err(shuts_down()),
@@ -104,10 +223,10 @@ impl Front {
             |_| Status::deadline_exceeded("the call's time is over; whether it had an effect is unknown");
         let place =
             tokio::time::timeout_at(until, self.orders.clone().acquire_owned()).await.map_err(late)?;
-        let (front, caller) = (self.clone(), caller.clone());
+        let (calls, caller) = (self.clone(), caller.clone());
         let ordered = tokio::spawn(async move {
             let _place = place;
-            let answer = front.ask_within(PATIENCE, &caller, question).await;
+            let answer = calls.ask_within(PATIENCE, &caller, question).await;
             match &answer {
                 Ok(answer) => complete(answer, &mut record),
                 Err(status) => {
@@ -118,7 +237,7 @@ impl Front {
                     record.detail = format!("{}{separator}{}", record.detail, status.message());
                 }
             }
-            match front.audit.done(record).await {
+            match calls.callers.audit.done(record).await {
                 Ok(()) => answer,
                 Err(error) => answer.and_then(|_| Err(unrecorded(&error))),
             }
@@ -155,140 +274,49 @@ impl Front {
     }
 
     pub(super) fn wait_for(self: &Arc<Self>, ask: Ask, caller: &Identity, question: Question) -> Waits {
-        let id = AskId(self.next_id());
+        let id = AskId(self.replica.next_id());
         let source = Source { caller: caller.clone(), lane: id.0 };
-        self.registry().asks.insert(id, ask);
-        self.push_from(&source, Event::Asked(id, question));
-        Waits { front: self.clone(), ask: id, source }
+        self.asks().insert(id, ask);
+        self.replica.push_from(&source, Event::Asked(id, question));
+        Waits { calls: self.clone(), ask: id, source }
     }
 
-    pub(super) fn check_serving(&self) -> Result<(), Status> {
-        if self.stopping.is_cancelled() {
-            return Err(shuts_down());
-        }
-        Ok(())
-    }
-
-    /// Ends the streams, watches and connections of callers that are no longer permitted by the current
-    /// files.
-    pub(crate) fn end_denied(&self) {
-        let registry = self.registry();
-        let connections: Vec<_> = registry.connections.values().cloned().collect();
-        let streams: Vec<_> = registry.streams.values().cloned().collect();
-        let watchers: Vec<_> = registry.asks.values().filter_map(Ask::watcher).collect();
-        let forwarded: Vec<_> =
-            registry.forwarded.iter().map(|(id, (caller, _))| (*id, caller.clone())).collect();
-        drop(registry);
-        for stream in streams {
-            stream.end_denied(|caller| self.ended(caller));
-            if let Some(unused) = stream.unused() {
-                self.close_unused(&unused);
-            }
-        }
+    /// Ends the watches and forwarded streams of callers that are no longer permitted by the current files.
+    pub(super) fn end_denied(&self) {
+        let watchers: Vec<_> = self.asks().values().filter_map(Ask::watcher).collect();
         for watcher in watchers {
-            if let Some(refusal) = self.ended(&watcher.caller) {
+            if let Some(refusal) = self.callers.ended(&watcher.caller) {
                 watcher.stop(Status::permission_denied(refusal));
             }
         }
+        let forwarded: Vec<_> =
+            self.forwarded().iter().map(|(id, (caller, _))| (*id, caller.clone())).collect();
         for (id, caller) in forwarded {
-            if let Some(refusal) = self.ended(&caller) {
+            if let Some(refusal) = self.callers.ended(&caller) {
                 self.end_forwarded(id, Status::permission_denied(refusal));
             }
         }
-        // Connections come last, so that streams and watches receive the reason first.
-        for connection in connections {
-            connection.close_if_denied(|caller| self.access.ended(&caller.identity, caller.token.as_ref()));
-        }
-    }
-
-    /// The refusal if the current files no longer permit the caller; recorded in the audit trail. To be
-    /// called once a stream is registered: the files may have changed since the call was authorized.
-    pub(super) fn ended(&self, caller: &Caller) -> Option<String> {
-        let refusal = self.access.ended(&caller.identity, caller.token.as_ref())?;
-        self.refused("denied", caller, &refusal);
-        Some(refusal)
     }
 
     pub(super) fn end_forwarded(&self, id: u64, status: Status) {
-        if let Some((_, end)) = self.registry().forwarded.remove(&id) {
+        if let Some((_, end)) = self.forwarded().remove(&id) {
             // Fails if the caller has gone.
             let _ = end.send(status);
         }
     }
 
-    /// Records that a caller was refused.
-    pub(super) fn refused(&self, what: &'static str, caller: &Caller, why: &str) {
-        self.audit.refused(what, &caller.identity, &caller.address, why);
-    }
-
     /// Ends all watches, which would otherwise last until their callers end them.
-    pub(crate) fn end_watches(&self) {
-        for ask in self.registry().asks.values() {
+    pub(super) fn end_watches(&self) {
+        for ask in self.asks().values() {
             if let Ask::Watch(watcher) = ask {
                 watcher.stop(Status::unavailable("this node shuts down; watch at another"));
             }
         }
-        for (_, (_, end)) in std::mem::take(&mut self.registry().forwarded) {
+        for (_, (_, end)) in std::mem::take(&mut *self.forwarded()) {
             // Fails if the caller has gone.
             let _ = end.send(shuts_down());
         }
     }
-}
-
-/// The error for an answer that refuses the question.
-pub(super) fn refusal(answer: Answer, clients: &BTreeMap<u64, String>) -> Status {
-    match answer {
-        Answer::Refused(refused) => {
-            let code = match refused.code() {
-                RefusedCode::Limit => Code::ResourceExhausted,
-                RefusedCode::Denied => Code::PermissionDenied,
-                RefusedCode::Permits | RefusedCode::NotHeld | RefusedCode::InUse | RefusedCode::Operator => {
-                    Code::FailedPrecondition
-                }
-                RefusedCode::Invalid | RefusedCode::Unspecified => Code::InvalidArgument,
-            };
-            Status::new(code, refused.text)
-        }
-        Answer::NotLeader { leader } => match clients.get(&leader) {
-            Some(address) => {
-                not_leader(format!("this node does not lead: ask node {leader} at {address}"), address)
-            }
-            None => no_leader(),
-        },
-        _ => unexpected(),
-    }
-}
-
-/// The error if this node does not know a leader, or does not know the leader's address.
-pub(super) fn no_leader() -> Status {
-    not_leader(
-        "this node does not lead, and knows of none that does; try again, or ask another".to_owned(),
-        "",
-    )
-}
-
-pub(super) fn not_leader(text: String, leader: &str) -> Status {
-    let mut status = Status::unavailable(text);
-    let leader = leader.parse().unwrap_or_else(|_| MetadataValue::from_static(""));
-    status.metadata_mut().insert(LEADER_METADATA, leader);
-    status
-}
-
-/// The error while this node shuts down. Its metadata are those of a node that does not lead, so a node that
-/// forwarded the call asks the next leader.
-pub(super) fn shuts_down() -> Status {
-    not_leader("this node shuts down; ask another".to_owned(), "")
-}
-
-pub(super) fn unexpected() -> Status {
-    Status::internal("the replica answered another question: this is a bug of the service")
-}
-
-/// The error of a call that took effect, but could not be recorded in the audit trail.
-pub(super) fn unrecorded(error: &std::io::Error) -> Status {
-    Status::data_loss(format!(
-        "it is done, but this node's audit trail has no record of it: the file can't be written: {error}"
-    ))
 }
 
 /// How long a call waits for its answer.

@@ -20,7 +20,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Frame;
 
 use super::*;
-use crate::front::{About, Acceptor, pump};
+use crate::front::{About, Front, pump};
 use crate::inbox::{Inbox, Outbox};
 use crate::options::ServerOptions;
 
@@ -170,7 +170,7 @@ impl Follower {
             ServerOptions::new("").connection_limits(100),
         );
         let (_, health) = tonic_health::server::health_reporter();
-        let acceptor = Acceptor::new(listener, None, front.clone(), health).unwrap();
+        let acceptor = front.acceptor(listener, None, health).unwrap();
         let outbox = Arc::new(Outbox::default());
         if leader.is_some() {
             outbox.put(&mut Vec::new(), ReplicaStatus::Following { leader: LEADER });
@@ -253,7 +253,7 @@ async fn idempotent_call_is_retried_until_a_leader_answers() {
 async fn pending_call_moves_to_the_next_leader_unless_it_must_not_be_repeated() {
     let (hangs, next) = (Leader::that(&[Does::Hangs]).await, Leader::that(&[Does::Answers]).await);
     let follower = Follower::of(Some(hangs.address)).await;
-    follower.front.clients().insert(LEADER + 1, next.address.to_string());
+    follower.front.replica.clients().insert(LEADER + 1, next.address.to_string());
     let mut calls = follower.calls().await;
     let (mut once, mut watched) = (calls.clone(), calls.clone());
     let asked = tokio::spawn(async move { calls.check_token(token()).await });
@@ -262,7 +262,7 @@ async fn pending_call_moves_to_the_next_leader_unless_it_must_not_be_repeated() 
     while hangs.heard().len() < 3 {
         tokio::task::yield_now().await;
     }
-    follower.front.state.send_replace(ReplicaStatus::Following { leader: LEADER + 1 });
+    follower.front.replica.set_state(ReplicaStatus::Following { leader: LEADER + 1 });
     asked.await.unwrap().unwrap();
     watching.await.unwrap().unwrap();
     assert!(!setting.is_finished(), "it may have been done");
@@ -287,7 +287,7 @@ async fn set_limit_is_sent_once_and_a_missing_answer_is_reported_as_unknown() {
 async fn call_without_a_leader_waits_until_one_is_known() {
     let leader = Leader::that(&[Does::Answers]).await;
     let follower = Follower::of(Some(leader.address)).await;
-    follower.front.state.send_replace(ReplicaStatus::Waiting);
+    follower.front.replica.set_state(ReplicaStatus::Waiting);
     let mut calls = follower.calls().await;
     let asked = tokio::spawn(async move { calls.check_token(token()).await });
     // Waits until the call's connection was accepted; the call itself can't be answered without a leader.
@@ -295,7 +295,7 @@ async fn call_without_a_leader_waits_until_one_is_known() {
         tokio::task::yield_now().await;
     }
     assert!(leader.heard().is_empty());
-    follower.front.state.send_replace(ReplicaStatus::Following { leader: LEADER });
+    follower.front.replica.set_state(ReplicaStatus::Following { leader: LEADER });
     asked.await.unwrap().unwrap();
     assert_eq!(leader.heard().len(), 1);
 }
@@ -325,13 +325,13 @@ async fn forwarded_watch_ends_with_a_status_when_its_leader_dies() {
 async fn watch_that_came_before_the_election_is_answered_by_the_elected_node() {
     let node = Follower::of(None).await;
     let mut calls = node.calls().await;
-    let subscribers = node.front.state.receiver_count();
+    let subscribers = node.front.replica.state_receivers();
     let watch = tokio::spawn(async move { calls.watch(v1::WatchRequest::default()).await });
     // A call that waits for a leader is subscribed to the node's state.
-    while node.front.state.receiver_count() == subscribers {
+    while node.front.replica.state_receivers() == subscribers {
         tokio::task::yield_now().await;
     }
-    node.front.state.send_replace(ReplicaStatus::Ready);
+    node.front.replica.set_state(ReplicaStatus::Ready);
     watch.await.unwrap().unwrap();
 }
 

@@ -10,8 +10,8 @@ use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::caller::Caller;
 use crate::access::Identity;
+use crate::front::callers::Caller;
 use crate::options::ConnectionLimits;
 use lockkeeper_places::{NoPlace, Places, TakenPlace, network};
 

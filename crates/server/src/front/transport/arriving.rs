@@ -19,22 +19,22 @@ use lockkeeper_replica::StreamId;
 use super::connection::Connection;
 
 /// A call that was not passed to the replica yet.
-pub(super) struct Arriving {
+pub(in crate::front) struct Arriving {
     connection: Arc<Connection>,
     id: StreamId,
 }
 
 impl Arriving {
     /// Registers the call. To be called on the connection's task as soon as the request is read.
-    pub(super) fn new(connection: &Arc<Connection>) -> Arc<Self> {
-        let id = StreamId(connection.front().next_id());
+    pub(in crate::front) fn new(connection: &Arc<Connection>) -> Arc<Self> {
+        let id = StreamId(connection.transport().replica.next_id());
         connection.arriving(id);
         Arc::new(Self { connection: connection.clone(), id })
     }
 
     /// To be called when the call was passed to the replica, or needs no barrier: it is forwarded to another
     /// node, or belongs to no session.
-    pub(super) fn handed_on(&self) {
+    pub(in crate::front) fn handed_on(&self) {
         self.connection.arrived(self.id);
     }
 }
@@ -46,9 +46,9 @@ impl Drop for Arriving {
 }
 
 /// The body of a call.
-pub(super) struct ArrivingBody<B> {
-    pub(super) body: B,
-    pub(super) call: Arc<Arriving>,
+pub(in crate::front) struct ArrivingBody<B> {
+    pub(in crate::front) body: B,
+    pub(in crate::front) call: Arc<Arriving>,
 }
 
 impl<B: Body + Unpin> Body for ArrivingBody<B> {
@@ -112,7 +112,7 @@ impl BodyProgress {
 
 /// Why a body can't be used.
 #[derive(Debug)]
-pub(super) enum BodyError {
+pub(in crate::front) enum BodyError {
     TooLarge,
     Broken,
 }
@@ -122,7 +122,7 @@ pub(super) enum BodyError {
 ///
 /// # Errors
 /// [`BodyError`].
-pub(super) async fn whole(body: impl Body<Data = Bytes>, most: usize) -> Result<Bytes, BodyError> {
+pub(in crate::front) async fn whole(body: impl Body<Data = Bytes>, most: usize) -> Result<Bytes, BodyError> {
     let mut body = pin!(body);
     let mut whole = Vec::new();
     while let Some(frame) = body.frame().await {

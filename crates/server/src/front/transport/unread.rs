@@ -9,19 +9,19 @@ const UNREAD_MAX: usize = 1 << 30;
 /// as memory fills, so the clients with the most unread bytes exceed it first, and there is always room for
 /// others.
 #[derive(Default, Debug)]
-pub(super) struct Unread(AtomicUsize);
+pub(in crate::front) struct Unread(AtomicUsize);
 
 impl Unread {
-    pub(super) fn add(&self, bytes: usize) {
+    pub(in crate::front) fn add(&self, bytes: usize) {
         self.0.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn subtract(&self, bytes: usize) {
+    pub(in crate::front) fn subtract(&self, bytes: usize) {
         self.0.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// The present limit of unread bytes of one client.
-    pub(super) fn share(&self) -> usize {
+    pub(in crate::front) fn share(&self) -> usize {
         UNREAD_MAX.saturating_sub(self.0.load(Ordering::Relaxed)) / 4
     }
 }

@@ -20,8 +20,8 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use tower_service::Service as _;
 
 use super::accept::{ACCEPT_PAUSE, FOREIGN_MESSAGE_BYTES_MAX, HEADER_BYTES_MAX, STREAMS_MAX};
-use super::caller::is_open_to_all;
 use super::connection_places::UNAUTHENTICATED_MAX;
+use crate::front::paths::is_open_to_all;
 use crate::tls::{ClientProtocol, NodeTls};
 use lockkeeper_places::{Places, TakenPlace, network};
 

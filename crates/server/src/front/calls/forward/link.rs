@@ -20,9 +20,9 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, oneshot};
 use tonic::Status;
 use tonic::body::Body;
 
-use super::super::Front;
-use super::super::ask::shuts_down;
-use super::super::caller::Caller;
+use crate::front::callers::Caller;
+use crate::front::calls::Calls;
+use crate::front::statuses::shuts_down;
 use crate::tls::NodeTls;
 
 /// A leader that does not accept a connection within this time has most likely lost the leadership.
@@ -211,25 +211,25 @@ impl ForwardConnection {
 
 /// A stream from the leader that a client reads through this node.
 pub(super) struct ForwardedStream {
-    front: Arc<Front>,
+    calls: Arc<Calls>,
     id: u64,
     /// Receives the status with which this node ends the stream, since the leader may never end it.
     end: oneshot::Receiver<Status>,
 }
 
 impl ForwardedStream {
-    pub(super) fn new(front: Arc<Front>, caller: Caller) -> Self {
+    pub(super) fn new(calls: Arc<Calls>, caller: Caller) -> Self {
         let (sender, end) = oneshot::channel();
-        let id = front.next_id();
-        front.registry().forwarded.insert(id, (caller.clone(), sender));
-        if let Some(refusal) = front.ended(&caller) {
-            front.end_forwarded(id, Status::permission_denied(refusal));
+        let id = calls.replica.next_id();
+        calls.forwarded().insert(id, (caller.clone(), sender));
+        if let Some(refusal) = calls.callers.ended(&caller) {
+            calls.end_forwarded(id, Status::permission_denied(refusal));
         }
-        Self { front, id, end }
+        Self { calls, id, end }
     }
 
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
-        if self.front.stopping.is_cancelled() {
+        if self.calls.replica.stopping.is_cancelled() {
             return Poll::Ready(shuts_down());
         }
         Pin::new(&mut self.end).poll(cx).map(|end| end.unwrap_or_else(|_| shuts_down()))
@@ -238,7 +238,7 @@ impl ForwardedStream {
 
 impl Drop for ForwardedStream {
     fn drop(&mut self) {
-        self.front.registry().forwarded.remove(&self.id);
+        self.calls.forwarded().remove(&self.id);
     }
 }
 

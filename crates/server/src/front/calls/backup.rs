@@ -18,10 +18,10 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
-use super::Front;
-use super::ask::{refusal, unexpected};
+use super::Calls;
 use crate::access::Identity;
 use crate::disk::DataDirectory;
+use crate::front::statuses::{refusal, unexpected};
 
 /// Most pieces that wait to be sent, of about 1 MiB each.
 const PARTS_WAITING_MAX: usize = 4;
@@ -30,7 +30,7 @@ const PARTS_WAITING_MAX: usize = 4;
 const ATTEMPTS: usize = 3;
 
 /// The parts of a backup, as they are sent.
-pub(super) struct Parts(Receiver<Result<BackupResponse, Status>>);
+pub(in crate::front) struct Parts(Receiver<Result<BackupResponse, Status>>);
 
 impl tonic::codegen::tokio_stream::Stream for Parts {
     type Item = Result<BackupResponse, Status>;
@@ -40,7 +40,7 @@ impl tonic::codegen::tokio_stream::Stream for Parts {
     }
 }
 
-impl Front {
+impl Calls {
     /// Begins a backup. A node that does not lead returns an error at once, so that the caller can go to the
     /// leader. Storing the snapshot may take long, and continues after this function has returned.
     pub(super) async fn backup(
@@ -52,12 +52,12 @@ impl Front {
             return Err(unexpected());
         };
         if status.role() != Role::Leader {
-            return Err(refusal(Answer::NotLeader { leader: status.leader }, &self.clients()));
+            return Err(refusal(Answer::NotLeader { leader: status.leader }, &self.replica.clients()));
         }
         let (sender, parts) = channel(PARTS_WAITING_MAX);
-        let (front, caller) = (self.clone(), caller.clone());
+        let (calls, caller) = (self.clone(), caller.clone());
         tokio::spawn(async move {
-            match front.store(status.node, &caller).await {
+            match calls.store(status.node, &caller).await {
                 // The blocking task ends by itself, also if the caller no longer reads.
                 Ok(backup) => drop(tokio::task::spawn_blocking(move || send(backup, &sender))),
                 // Sending fails if the caller is gone.

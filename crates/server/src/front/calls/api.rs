@@ -3,53 +3,25 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use lockkeeper_core::{Break, LockName, Page, Token, limits};
+use lockkeeper_core::{Break, Page, Token, limits};
 use lockkeeper_replica::{Answer, Change, Question};
 use lockkeeper_wire::v1::lockkeeper_server::Lockkeeper;
 use lockkeeper_wire::v1::{self, StreamEndReason, change_members_request};
 use tonic::{Extensions, Request, Response, Status, Streaming};
 
-use super::arriving::Arriving;
-use super::ask::{unexpected, unrecorded};
 use super::backup::Parts;
-use super::caller::Caller;
-use super::connection::{Connection, Starting};
-use super::stream::{StreamResponses, stream_end};
 use super::watch::{Watcher, Watching};
-use super::{Ask, Front};
+use super::{Ask, Calls};
 use crate::access::Identity;
 use crate::audit::AuditRecord;
-
-const PAGE_DEFAULT: u32 = 100;
-const PAGE_MAX: u32 = 1000;
+use crate::front::callers::Caller;
+use crate::front::fields::{name, optional_name, page, token};
+use crate::front::sessions::{StreamResponses, stream_end};
+use crate::front::statuses::{unexpected, unrecorded};
+use crate::front::transport::{Arriving, Connection, Starting};
 
 /// The service.
-pub(super) struct Api(pub(super) Arc<Front>);
-
-pub(super) fn name(field: &str, text: &str) -> Result<LockName, Status> {
-    LockName::parse(text).map_err(|error| Status::invalid_argument(format!("`{field}`: {error}")))
-}
-
-/// Parses an optional name; an empty text means none.
-pub(super) fn optional_name(field: &str, text: &str) -> Result<Option<LockName>, Status> {
-    if text.is_empty() { Ok(None) } else { name(field, text).map(Some) }
-}
-
-fn page(field: &str, asked: u32) -> Result<usize, Status> {
-    match asked {
-        0 => Ok(PAGE_DEFAULT as usize),
-        1..=PAGE_MAX => Ok(asked as usize),
-        _ => Err(Status::invalid_argument(format!(
-            "`{field}` is {asked}, at most {PAGE_MAX} are allowed; 0 stands for {PAGE_DEFAULT}; ask page by page"
-        ))),
-    }
-}
-
-fn token(value: u64) -> Result<Token, Status> {
-    Token::new(value).ok_or_else(|| {
-        Status::invalid_argument(format!("`token` is {value}; tokens are 1 to {}", limits::TOKEN_MAX))
-    })
-}
+pub(in crate::front) struct Api(pub(in crate::front) Arc<Calls>);
 
 #[tonic::async_trait]
 impl Lockkeeper for Api {
@@ -62,14 +34,15 @@ impl Lockkeeper for Api {
         request: Request<Streaming<v1::ClientFrame>>,
     ) -> Result<Response<StreamResponses>, Status> {
         let (_, mut extensions, inbound) = request.into_parts();
+        let sessions = &self.0.sessions;
         let starting = extension::<Starting>(&mut extensions)?;
         let caller = caller(&extensions)?;
-        let stream = self.0.open_stream(starting.connection(), caller.clone())?;
-        tokio::spawn(stream.clone().read(inbound));
+        let stream = sessions.open_stream(starting.connection(), caller.clone())?;
+        tokio::spawn(stream.clone().read(sessions.clone(), inbound));
         drop(starting);
-        if self.0.stopping.is_cancelled() {
+        if self.0.replica.stopping.is_cancelled() {
             stream.end(stream_end(StreamEndReason::Shutdown, "this node shuts down".to_owned()));
-        } else if let Some(refusal) = self.0.ended(caller) {
+        } else if let Some(refusal) = self.0.callers.ended(caller) {
             stream.end(stream_end(StreamEndReason::Denied, refusal));
         }
         Ok(Response::new(StreamResponses(stream)))
@@ -81,7 +54,7 @@ impl Lockkeeper for Api {
     ) -> Result<Response<v1::SessionCallResponse>, Status> {
         let (_, mut extensions, asked) = request.into_parts();
         let arriving = extension::<Arriving>(&mut extensions)?;
-        self.0.session_call(caller(&extensions)?, &arriving, asked).await.map(Response::new)
+        self.0.sessions.session_call(caller(&extensions)?, &arriving, asked).await.map(Response::new)
     }
 
     async fn describe(
@@ -132,12 +105,12 @@ impl Lockkeeper for Api {
         let connection = extension::<Connection>(&mut extensions)?;
         let caller = caller(&extensions)?.clone();
         let prefix = optional_name("prefix", &asked.prefix)?;
-        self.0.check_serving()?;
-        let place = self.0.place("watches", &self.0.watch_places, &caller)?;
+        self.0.replica.check_serving()?;
+        let place = self.0.callers.place("watches", &self.0.watch_places, &caller)?;
         let watcher = Arc::new(Watcher::new(connection, caller.clone(), place));
         let waits =
             self.0.wait_for(Ask::Watch(watcher.clone()), &caller.identity, Question::Watch { prefix });
-        if let Some(refusal) = self.0.ended(&caller) {
+        if let Some(refusal) = self.0.callers.ended(&caller) {
             watcher.stop(Status::permission_denied(refusal));
         }
         Ok(Response::new(Watching { watcher, waits }))
@@ -213,7 +186,7 @@ impl Lockkeeper for Api {
         let from = caller(request.extensions())?;
         let parts = self.0.backup(request.metadata(), &from.identity).await?;
         let record = by_caller("backup", from);
-        self.0.audit.done(record).await.map_err(|error| unrecorded(&error))?;
+        self.0.callers.audit.done(record).await.map_err(|error| unrecorded(&error))?;
         Ok(Response::new(parts))
     }
 
@@ -297,7 +270,7 @@ impl Lockkeeper for Api {
                 let ends = self.0.tls.as_ref().map(|tls| tls.expires());
                 let ends = ends.and_then(|ends| ends.duration_since(SystemTime::UNIX_EPOCH).ok());
                 status.certificate_ends = ends.map_or(0, |ends| ends.as_secs());
-                status.permissions = self.0.access.digest().unwrap_or_default();
+                status.permissions = self.0.callers.access.digest().unwrap_or_default();
                 if let Some(directory) = self.0.directory.get() {
                     directory.introduce(&mut status.members);
                 }
@@ -312,7 +285,8 @@ impl Lockkeeper for Api {
         let asked = request.into_inner();
         let prefix = optional_name("prefix", &asked.prefix)?;
         let before = Some(asked.before).filter(|before| *before > 0);
-        let recent = self.0.audit.recent(prefix.as_ref(), page("page_size", asked.page_size)?, before);
+        let recent =
+            self.0.callers.audit.recent(prefix.as_ref(), page("page_size", asked.page_size)?, before);
         Ok(Response::new(v1::AuditResponse { node: self.0.about.node, ..recent }))
     }
 }

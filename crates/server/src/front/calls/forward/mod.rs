@@ -26,19 +26,16 @@ use tonic::metadata::MetadataMap;
 use tonic::service::Routes;
 use tower_service::Service as _;
 
-use super::Front;
-use super::arriving::{Arriving, whole};
-use super::ask::{LEADER_METADATA, PATIENCE, deadline, no_leader, shuts_down};
-use super::caller::{ADDRESS, Caller, IDENTITY, authorize, count_call, message};
-use super::session_calls::{POLL_MAX, SESSION_CALL};
+use super::{Calls, deadline};
+use crate::front::callers::{Caller, message};
+use crate::front::paths::{ADDRESS, FORWARDED, IDENTITY, SESSION_CALL, STATUS, call_name};
+use crate::front::sessions::POLL_MAX;
+use crate::front::statuses::{LEADER_METADATA, PATIENCE, no_leader, shuts_down};
+use crate::front::transport::{Arriving, whole};
 use crate::inbox::ReplicaStatus;
-pub(super) use link::Links;
+pub(in crate::front) use link::Links;
 use link::{ForwardError, ForwardedStream};
 
-/// The header of a forwarded call: the incarnation of the forwarding node's data directory.
-pub(super) const FORWARDED: &str = "lockkeeper-forwarded";
-/// The path of the call for a node's state.
-const STATUS: &str = "/lockkeeper.v1.Lockkeeper/Status";
 /// Limit on a call's message, in bytes; the message is kept for forwarding. A break with the longest reason
 /// has a tenth of this.
 const CALL_BYTES_MAX: usize = 64 << 10;
@@ -63,21 +60,9 @@ enum CallKind {
     OfNode,
 }
 
-/// Whether a call of this service has a single answer. Its other calls are answered by streams, which are
-/// sent no faster than their readers read.
-pub(super) fn has_one_answer(path: &str) -> bool {
-    let name = path.strip_prefix("/lockkeeper.v1.Lockkeeper/");
-    name.is_some_and(|name| !matches!(name, "Session" | "Watch" | "Backup"))
-}
-
-/// Whether a call opens a stream of a session's requests, which a drain barrier has to wait for.
-pub(super) fn opens_session_stream(path: &str) -> bool {
-    path == "/lockkeeper.v1.Lockkeeper/Session"
-}
-
 /// How a call is forwarded; `None`: this node answers it.
 fn kind(path: &str) -> Option<CallKind> {
-    match path.strip_prefix("/lockkeeper.v1.Lockkeeper/")? {
+    match call_name(path)? {
         "Session" => None,
         "Status" | "Audit" => Some(CallKind::OfNode),
         "Watch" | "Backup" => Some(CallKind::Stream),
@@ -92,33 +77,33 @@ fn kind(path: &str) -> Option<CallKind> {
 }
 
 /// Answers a call that the caller is permitted to make, on this node or by forwarding it to the leader.
-pub(super) async fn route(
-    front: Arc<Front>,
+pub(in crate::front) async fn route(
+    calls: Arc<Calls>,
     mut routes: Routes,
     caller: Caller,
     request: Request<Body>,
 ) -> Response<Body> {
     let path = request.uri().path();
     let Some(kind) = kind(path) else {
-        return match authorize(&front, &caller, path, &[]) {
+        return match calls.callers.authorize(&caller, path, &[]) {
             Ok(()) => answered(routes.call(request).await),
             Err(status) => status.into_http(),
         };
     };
     let answer = async {
-        let leads = *front.state().borrow() == ReplicaStatus::Ready;
+        let leads = *calls.replica.state().borrow() == ReplicaStatus::Ready;
         let is_forwarded = request.headers().contains_key(FORWARDED);
         if kind != CallKind::OfNode {
-            front.check_serving()?;
+            calls.replica.check_serving()?;
         }
-        let call = Forwarding::new(front, kind, caller, request).await?;
-        authorize(&call.front, &call.caller, call.parts.uri.path(), &call.body)?;
+        let call = Forwarding::new(calls, kind, caller, request).await?;
+        call.calls.callers.authorize(&call.caller, call.parts.uri.path(), &call.body)?;
         let other = if kind == CallKind::OfNode { call.other_node()? } else { None };
         if let (false, Some(node)) = (is_forwarded, other) {
             if call.parts.uri.path() == STATUS {
                 // A `Status` call about another node counts towards the rate limit. One about this node does
                 // not: clients need it to find the leader.
-                count_call(&call.front, &call.caller)?;
+                call.calls.callers.count_call(&call.caller)?;
             }
             return call.ask_node(node).await;
         }
@@ -140,7 +125,7 @@ fn answered(answer: Result<Response<Body>, std::convert::Infallible>) -> Respons
 
 /// A call that is being forwarded.
 struct Forwarding {
-    front: Arc<Front>,
+    calls: Arc<Calls>,
     kind: CallKind,
     caller: Caller,
     parts: Parts,
@@ -153,7 +138,7 @@ struct Forwarding {
 
 impl Forwarding {
     async fn new(
-        front: Arc<Front>,
+        calls: Arc<Calls>,
         kind: CallKind,
         caller: Caller,
         request: Request<Body>,
@@ -171,11 +156,11 @@ impl Forwarding {
                     "the call did not arrive whole, or has more than {CALL_BYTES_MAX} bytes, which no call needs; send less"
                 ))
             })?;
-        Ok(Self { front, kind, caller, parts, body, until, has_timeout: timeout.is_some() })
+        Ok(Self { calls, kind, caller, parts, body, until, has_timeout: timeout.is_some() })
     }
 
     async fn answer(self, mut routes: Routes) -> Result<Response<Body>, Status> {
-        let mut state = self.front.state();
+        let mut state = self.calls.replica.state();
         let mut leaderless_since = Instant::now();
         loop {
             let now = *state.borrow_and_update();
@@ -213,14 +198,14 @@ impl Forwarding {
             tokio::select! {
                 _ = state.changed() => {}
                 () = tokio::time::sleep_until(wake_at) => {}
-                () = self.front.stopping.cancelled() => return Err(shuts_down()),
+                () = self.calls.replica.stopping.cancelled() => return Err(shuts_down()),
             }
         }
     }
 
     /// The client address of the node `leader`, if known.
     fn address_of(&self, leader: u64) -> Option<String> {
-        self.front.clients().get(&leader).filter(|address| !address.is_empty()).cloned()
+        self.calls.replica.clients().get(&leader).filter(|address| !address.is_empty()).cloned()
     }
 
     /// Forwards the call to the leader that this node follows. Returns `None` if the call can be sent again.
@@ -238,7 +223,7 @@ impl Forwarding {
         let path = self.parts.uri.path();
         let request = self.request(address)?;
         let asked = async {
-            let (links, tls) = (&self.front.links, self.front.tls.as_deref());
+            let (links, tls) = (&self.calls.links, self.calls.tls.as_deref());
             let link = match self.kind {
                 CallKind::Stream => link::dial(leader, address, tls).await.map(|link| (link, None)),
                 _ if path == SESSION_CALL => match links.for_session(leader, address, tls).await {
@@ -267,7 +252,7 @@ impl Forwarding {
         };
         let answer = match answer {
             Ok(Ok(answer)) if !says_not_leader(answer.headers()) => {
-                let stream = || ForwardedStream::new(self.front.clone(), self.caller.clone());
+                let stream = || ForwardedStream::new(self.calls.clone(), self.caller.clone());
                 return Ok(Some(link::passed(answer, (self.kind == CallKind::Stream).then(stream))));
             }
             Ok(Err(ForwardError::Unsent)) => return Ok(None),
@@ -295,7 +280,7 @@ impl Forwarding {
             STATUS => message::<v1::StatusRequest>(&self.body)?.node,
             _ => message::<v1::AuditRequest>(&self.body)?.node,
         };
-        Ok(Some(node).filter(|node| *node != 0 && *node != self.front.about.node))
+        Ok(Some(node).filter(|node| *node != 0 && *node != self.calls.about.node))
     }
 
     /// Forwards the call to the node that it names.
@@ -306,7 +291,7 @@ impl Forwarding {
             ))
         })?;
         let request = self.request(&address)?;
-        let asked = self.front.links.ask_node(node, &address, self.front.tls.as_deref(), request);
+        let asked = self.calls.links.ask_node(node, &address, self.calls.tls.as_deref(), request);
         let until = self.until.min(Instant::now() + NODE_PATIENCE);
         match tokio::time::timeout_at(until, asked).await {
             Ok(Ok(answer)) => Ok(link::passed(answer, None)),
@@ -330,7 +315,7 @@ impl Forwarding {
         headers.clone_from(&self.parts.headers);
         headers.remove(http::header::CONTENT_LENGTH);
         headers.remove(IDENTITY);
-        if self.front.tls.is_some() {
+        if self.calls.tls.is_some() {
             // The leader trusts this node's certificate and takes the identity from the header below. Without
             // TLS, the leader checks the caller's token itself.
             headers.remove(http::header::AUTHORIZATION);
@@ -344,7 +329,7 @@ impl Forwarding {
                 headers.insert(ADDRESS, address);
             }
         }
-        if let Ok(by) = HeaderValue::from_str(&self.front.about.incarnation) {
+        if let Ok(by) = HeaderValue::from_str(&self.calls.about.incarnation) {
             headers.insert(FORWARDED, by);
         }
         if self.has_timeout {

@@ -22,9 +22,9 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use crate::access::Identity;
-use crate::front::ask::{not_leader, shuts_down};
-use crate::front::caller::Caller;
-use crate::front::{Front, OpenStream};
+use crate::front::callers::Caller;
+use crate::front::sessions::{OpenStream, Sessions};
+use crate::front::statuses::{not_leader, shuts_down};
 use crate::inbox::Source;
 use lockkeeper_places::TakenPlace;
 
@@ -344,12 +344,12 @@ impl SharedStream {
     }
 
     /// Delivers the replica's items to the calls that wait for them.
-    pub(in crate::front) fn deliver(&self, front: &Front, items: Vec<v1::ServerItem>) {
+    pub(in crate::front) fn deliver(&self, sessions: &Sessions, items: Vec<v1::ServerItem>) {
         let mut state = self.lock();
         let requests: Vec<Request> = items.into_iter().flat_map(|item| state.deliver(item)).collect();
         drop(state);
         if !requests.is_empty() {
-            front.push_from(&self.source, Event::Frame(self.id, requests));
+            sessions.replica.push_from(&self.source, Event::Frame(self.id, requests));
         }
     }
 
@@ -409,7 +409,7 @@ impl SharedStream {
     }
 }
 
-impl Front {
+impl Sessions {
     /// Adds a call to the stream with this key; opens the stream if there is none.
     ///
     /// # Errors
@@ -435,7 +435,7 @@ impl Front {
             state.place = Some(self.stream_place(&call.caller)?);
             state.caller = call.caller.clone();
             state.idle = None;
-            (state.attach, state.attached) = (self.next_id(), None);
+            (state.attach, state.attached) = (self.replica.next_id(), None);
             state.unconfirmed.clear();
         }
         state.insert(id, call);
@@ -448,7 +448,7 @@ impl Front {
 
     fn open_shared_stream(&self, caller: &Caller, key: SharedStreamKey) -> Result<Arc<SharedStream>, Status> {
         let place = self.stream_place(caller)?;
-        let id = StreamId(self.next_id());
+        let id = StreamId(self.replica.next_id());
         let stream = Arc::new(SharedStream {
             id,
             key: key.clone(),
@@ -474,7 +474,7 @@ impl Front {
             drop(state);
             return self.close_shared_stream(stream, StreamCloseCause::Service);
         }
-        let idle = self.next_id();
+        let idle = self.replica.next_id();
         state.idle = Some(idle);
         drop(state);
         let mut registry = self.registry();
@@ -508,7 +508,7 @@ impl Front {
             streams.by_key.remove(&stream.key);
         }
         drop(registry);
-        self.push_from(&stream.source, Event::StreamClosed { stream: stream.id, cause });
+        self.replica.push_from(&stream.source, Event::StreamClosed { stream: stream.id, cause });
         self.forget_stream(stream.id);
     }
 }

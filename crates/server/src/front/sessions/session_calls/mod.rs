@@ -18,26 +18,24 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
-use super::Front;
-use super::arriving::Arriving;
-use super::ask::{PATIENCE, shuts_down};
-use super::caller::Caller;
+use super::Sessions;
+use crate::front::callers::Caller;
+use crate::front::statuses::{PATIENCE, shuts_down};
+use crate::front::transport::Arriving;
 #[cfg(test)]
-pub(super) use shared_stream::IDLE_MAX;
+pub(in crate::front) use shared_stream::IDLE_MAX;
 use shared_stream::{
     Attachment, AwaitingCall, Awaits, CallAnswer, CallId, CallProgress, SharedStreamKey, is_queued,
 };
 pub(super) use shared_stream::{SharedStream, SharedStreams};
 
-/// The path of the call.
-pub(super) const SESSION_CALL: &str = "/lockkeeper.v1.Lockkeeper/SessionCall";
 /// The longest wait for a queued request in one call: proxies close connections that are silent for much
 /// longer.
-pub(super) const POLL_MAX: Duration = Duration::from_secs(60);
+pub(in crate::front) const POLL_MAX: Duration = Duration::from_secs(60);
 /// If a call takes longer than this, the shared stream is closed after it. Closing gives the session its
 /// whole ttl from then on: part of the ttl that the keep-alive gave has passed by the time the client gets
 /// its answer.
-pub(super) const SHORT_CALL: Duration = Duration::from_millis(100);
+pub(in crate::front) const SHORT_CALL: Duration = Duration::from_millis(100);
 
 /// A call's request, and the answer that the call waits for.
 struct Asked {
@@ -96,8 +94,8 @@ impl Asked {
 }
 
 /// A call in progress.
-struct CallInProgress<'front> {
-    front: &'front Front,
+struct CallInProgress<'sessions> {
+    sessions: &'sessions Sessions,
     stream: Arc<SharedStream>,
     id: CallId,
     begun: Instant,
@@ -109,19 +107,19 @@ struct CallInProgress<'front> {
 
 impl Drop for CallInProgress<'_> {
     fn drop(&mut self) {
-        self.front.leave_shared_stream(&self.stream, self.id, self.is_answered);
+        self.sessions.leave_shared_stream(&self.stream, self.id, self.is_answered);
     }
 }
 
-impl Front {
+impl Sessions {
     /// Answers a `SessionCall` on this node.
-    pub(super) async fn session_call(
+    pub(in crate::front) async fn session_call(
         &self,
         caller: &Caller,
         arriving: &Arriving,
         call: v1::SessionCallRequest,
     ) -> Result<v1::SessionCallResponse, Status> {
-        self.check_serving()?;
+        self.replica.check_serving()?;
         let begun = Instant::now();
         let poll = Duration::from_millis(call.poll_ms);
         if poll > POLL_MAX {
@@ -145,18 +143,18 @@ impl Front {
         let asked = Asked::new(session, &call.secret, request)?;
         let mut call = self.begin_call(caller, &asked, begun, poll)?;
         // The access files may have changed since the call was authorized.
-        if let Some(refusal) = self.ended(caller) {
+        if let Some(refusal) = self.callers.ended(caller) {
             return Err(Status::permission_denied(refusal));
         }
         let stream = &call.stream;
         let mut waiting_number = None;
-        poll_fn(|cx| self.inbox.poll_room(&stream.source, &mut waiting_number, cx)).await;
+        poll_fn(|cx| self.replica.inbox.poll_room(&stream.source, &mut waiting_number, cx)).await;
         if stream.awaits_answer(call.id) {
             let requests = asked.frame(call.id.number, stream.attachment());
             if let Some((traced, sampled)) = self.traced.as_ref().zip(sampled) {
                 traced.arrived(stream.id, sampled, &requests);
             }
-            self.push_from(&stream.source, Event::Frame(stream.id, requests));
+            self.replica.push_from(&stream.source, Event::Frame(stream.id, requests));
         }
         arriving.handed_on();
         call.answer().await
@@ -170,7 +168,7 @@ impl Front {
         poll: Duration,
     ) -> Result<CallInProgress<'_>, Status> {
         let (sender, answer) = oneshot::channel();
-        let id = CallId { session: asked.session.0, number: self.next_id() };
+        let id = CallId { session: asked.session.0, number: self.replica.next_id() };
         let poll_until = begun + poll;
         let call = AwaitingCall {
             caller: caller.clone(),
@@ -180,7 +178,7 @@ impl Front {
             sender,
         };
         let stream = self.join_shared_stream(asked.key(caller), id, call)?;
-        Ok(CallInProgress { front: self, stream, id, begun, poll_until, answer, is_answered: false })
+        Ok(CallInProgress { sessions: self, stream, id, begun, poll_until, answer, is_answered: false })
     }
 }
 

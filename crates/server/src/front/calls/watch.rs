@@ -10,14 +10,15 @@ use lockkeeper_wire::v1::{self, WatchResponse, watch_response::What};
 use prost::Message;
 use tonic::Status;
 
-use super::ask::{Waits, refusal};
-use super::caller::Caller;
-use super::connection::{Connection, WATCHED_BYTES_MAX};
+use super::Waits;
 use crate::access::Identity;
+use crate::front::callers::Caller;
+use crate::front::statuses::refusal;
+use crate::front::transport::{Connection, WATCHED_BYTES_MAX};
 use lockkeeper_places::TakenPlace;
 
 /// The unsent changes of one watch.
-pub(super) struct Watcher {
+pub(in crate::front) struct Watcher {
     connection: Arc<Connection>,
     /// The client that watches.
     pub(super) caller: Caller,
@@ -42,7 +43,7 @@ impl Watcher {
         Self { connection, caller, _place: place, state: Mutex::default() }
     }
 
-    pub(super) fn deliver(&self, changes: Vec<WatchResponse>) {
+    pub(in crate::front) fn deliver(&self, changes: Vec<WatchResponse>) {
         let mut state = self.lock();
         if state.is_over {
             return;
@@ -64,7 +65,7 @@ impl Watcher {
     }
 
     /// Ends the watch with the error for `answer`, after which the replica sends no more changes.
-    pub(super) fn end(&self, answer: Answer, clients: &BTreeMap<u64, String>) {
+    pub(in crate::front) fn end(&self, answer: Answer, clients: &BTreeMap<u64, String>) {
         self.stop(refusal(answer, clients));
     }
 
@@ -113,7 +114,7 @@ fn memory(change: &WatchResponse) -> usize {
 }
 
 /// The changes that are sent to the client.
-pub(super) struct Watching {
+pub(in crate::front) struct Watching {
     pub(super) watcher: Arc<Watcher>,
     /// Requests further parts from the replica, and ends the watch when dropped.
     pub(super) waits: Waits,

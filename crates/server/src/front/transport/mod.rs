@@ -1,0 +1,140 @@
+//! Clients' connections: who gets one, what has arrived on it, and how it ends.
+//!
+//! Knows nothing of the calls on a connection: an [`Interface`] serves them. Responsible for the drain
+//! barrier, which lets the replica expire a session only after all input that had arrived was handed to it
+//! (P9). Reading order: `accept.rs`, `connection_places.rs`, `connection.rs`, `drain_barrier.rs`, `socket.rs`,
+//! `arriving.rs`; `forming.rs` answers while the node's cluster does not exist yet.
+
+mod accept;
+mod arriving;
+mod connection;
+mod connection_places;
+mod drain_barrier;
+mod forming;
+mod socket;
+mod unread;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::callers::Callers;
+use super::replica_handle::ReplicaHandle;
+use crate::access::Identity;
+use crate::observe;
+use crate::options::ConnectionLimits;
+use crate::tls::NodeTls;
+pub(crate) use accept::Acceptor;
+pub(super) use accept::{
+    FOREIGN_MESSAGE_BYTES_MAX, HEADER_BYTES_MAX, Interface, Port, STREAM_WINDOW, STREAMS_MAX, until_end,
+};
+pub(super) use arriving::{Arriving, ArrivingBody, BodyError, whole};
+pub(super) use connection::{Connection, OPEN_CALLS_MAX, Starting, WATCHED_BYTES_MAX, WakeReader, holding};
+use connection_places::{ConnectionPlace, ConnectionPlaces};
+pub(crate) use forming::answer_while_forming;
+pub(super) use socket::ClientIo;
+use unread::Unread;
+
+/// The idle time after which a connection is closed while the limit of connections is reached.
+const IDLE_WHILE_FULL: Duration = Duration::from_secs(5);
+/// The minimum time between two closings of idle connections to make room.
+const ROOM_EVERY: Duration = Duration::from_secs(1);
+
+/// What all connections share.
+pub(super) struct Transport {
+    pub(super) replica: Arc<ReplicaHandle>,
+    pub(super) callers: Arc<Callers>,
+    /// `None`: connections are plain.
+    tls: Option<Arc<NodeTls>>,
+    pub(super) limits: ConnectionLimits,
+    places: ConnectionPlaces,
+    /// The time at which idle connections were last closed to make room.
+    room_made: Mutex<Option<Instant>>,
+    connections: Mutex<BTreeMap<u64, Arc<Connection>>>,
+    /// Counts the bytes that clients have not read yet.
+    pub(super) unread: Unread,
+}
+
+impl Transport {
+    pub(super) fn new(
+        replica: Arc<ReplicaHandle>,
+        callers: Arc<Callers>,
+        tls: Option<Arc<NodeTls>>,
+        limits: ConnectionLimits,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            replica,
+            callers,
+            tls,
+            limits,
+            places: ConnectionPlaces::new(limits),
+            room_made: Mutex::default(),
+            connections: Mutex::default(),
+            unread: Unread::default(),
+        })
+    }
+
+    /// The open connections, by id.
+    pub(super) fn connections(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Connection>>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open_connection(
+        self: &Arc<Self>,
+        address: Option<SocketAddr>,
+        place: ConnectionPlace,
+    ) -> Arc<Connection> {
+        let connection = Arc::new(Connection::new(self.replica.next_id(), self.clone(), address, place));
+        let barrier = self.replica.barrier();
+        if barrier > 0 {
+            connection.nudge(barrier);
+        }
+        let mut connections = self.connections();
+        connections.insert(connection.id, connection.clone());
+        observe::connections(connections.len());
+        connection
+    }
+
+    /// Records that a new connection was refused.
+    fn refuse_connection(&self, address: Option<SocketAddr>, why: &str) {
+        observe::quota_refused("connections");
+        let address = address.map(|address| address.to_string()).unwrap_or_default();
+        self.callers.audit.refused("quota", &Identity::ANONYMOUS, &address, why);
+        self.close_idle();
+    }
+
+    /// Makes room for other connections: closes those that have been idle for [`IDLE_WHILE_FULL`], unless
+    /// this was done less than [`ROOM_EVERY`] ago.
+    fn close_idle(&self) {
+        let now = Instant::now();
+        let mut made = self.room_made.lock().unwrap_or_else(PoisonError::into_inner);
+        if made.is_some_and(|made| now < made + ROOM_EVERY) {
+            return;
+        }
+        *made = Some(now);
+        for connection in self.connections().values() {
+            if connection.idle_since().is_some_and(|since| since + IDLE_WHILE_FULL <= now) {
+                connection.closing.cancel();
+            }
+        }
+    }
+
+    /// Closes the connections of callers that are no longer permitted by the current files, once their calls
+    /// have ended.
+    pub(super) fn end_denied(&self) {
+        let connections: Vec<_> = self.connections().values().cloned().collect();
+        let access = &self.callers.access;
+        for connection in connections {
+            connection.close_if_denied(|caller| access.ended(&caller.identity, caller.token.as_ref()));
+        }
+    }
+
+    fn forget_connection(&self, id: u64) {
+        let mut connections = self.connections();
+        connections.remove(&id);
+        observe::connections(connections.len());
+    }
+}
