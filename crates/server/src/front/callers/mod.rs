@@ -134,7 +134,8 @@ impl Callers {
     }
 
     /// The caller of a call that another node forwards. The other node must be a member: the right to issue
-    /// node certificates does not suffice to name a caller. A node's certificate is not accepted as a client's.
+    /// node certificates does not suffice to name a caller. A node's certificate is not accepted as a
+    /// client's.
     fn forwarded(&self, node: &NodeName, headers: &HeaderMap) -> Result<Caller, Status> {
         let own = self.tls.as_ref().map(|tls| tls.name().cluster);
         if own.as_ref() != Some(&node.cluster) {
