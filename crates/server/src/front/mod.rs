@@ -48,7 +48,7 @@ use calls::Calls;
 use grpc::GrpcInterface;
 use http::{Hazards, HttpInterface, Metrics};
 use replica_handle::ReplicaHandle;
-use sessions::Sessions;
+use sessions::ClientSessions;
 use transport::{Port, Transport};
 
 pub(crate) use calls::About;
@@ -63,7 +63,7 @@ pub(crate) struct Front {
     replica: Arc<ReplicaHandle>,
     callers: Arc<Callers>,
     transport: Arc<Transport>,
-    sessions: Arc<Sessions>,
+    sessions: Arc<ClientSessions>,
     calls: Arc<Calls>,
 }
 
@@ -88,7 +88,7 @@ impl Front {
         let replica = Arc::new(ReplicaHandle::new(inbox, about.clients.clone()));
         let callers = Arc::new(Callers::new(access, audit, tls.clone(), directory.clone()));
         let transport = Transport::new(replica.clone(), callers.clone(), tls.clone(), limits);
-        let sessions = Sessions::new(replica.clone(), callers.clone(), traced);
+        let sessions = ClientSessions::new(replica.clone(), callers.clone(), traced);
         let calls = Calls::new(replica.clone(), callers.clone(), sessions.clone(), about, directory, tls);
         Arc::new(Self { replica, callers, transport, sessions, calls })
     }

@@ -78,7 +78,8 @@ impl Callers {
         }
     }
 
-    /// Counts a call that needs no particular permission, and checks that the caller has at least one permission.
+    /// Counts a call that needs no particular permission, and checks that the caller has at least one
+    /// permission.
     ///
     /// # Errors
     /// The refusal.

@@ -25,7 +25,7 @@ use tonic::{Code, Status};
 
 use super::callers::{Caller, Callers};
 use super::replica_handle::ReplicaHandle;
-use super::sessions::Sessions;
+use super::sessions::ClientSessions;
 use super::statuses::{PATIENCE, refusal, shuts_down, unrecorded};
 use crate::access::Identity;
 use crate::audit::AuditRecord;
@@ -63,7 +63,7 @@ pub(crate) struct About {
 pub(crate) struct Calls {
     pub(super) replica: Arc<ReplicaHandle>,
     pub(super) callers: Arc<Callers>,
-    pub(super) sessions: Arc<Sessions>,
+    pub(super) sessions: Arc<ClientSessions>,
     pub(super) about: About,
     /// Opens the stored snapshots for backups; set once the node has data.
     snapshots: OnceLock<Snapshots<DataDirectory>>,
@@ -132,7 +132,7 @@ impl Calls {
     pub(super) fn new(
         replica: Arc<ReplicaHandle>,
         callers: Arc<Callers>,
-        sessions: Arc<Sessions>,
+        sessions: Arc<ClientSessions>,
         about: About,
         directory: Arc<OnceLock<Arc<Directory>>>,
         tls: Option<Arc<NodeTls>>,

@@ -32,7 +32,7 @@ pub(super) use stream::stream_end;
 const STREAMS_MAX: usize = 1 << 16;
 
 /// The sessions that clients have at this node.
-pub(super) struct Sessions {
+pub(super) struct ClientSessions {
     replica: Arc<ReplicaHandle>,
     callers: Arc<Callers>,
     /// `None`: acquires are not traced.
@@ -66,7 +66,7 @@ impl OpenStream {
         }
     }
 
-    pub(super) fn deliver(&self, sessions: &Sessions, items: Vec<v1::ServerItem>) {
+    pub(super) fn deliver(&self, sessions: &ClientSessions, items: Vec<v1::ServerItem>) {
         match self {
             Self::Client(stream) => stream.deliver(items),
             Self::Shared(stream) => stream.deliver(sessions, items),
@@ -102,7 +102,7 @@ impl OpenStream {
     }
 }
 
-impl Sessions {
+impl ClientSessions {
     pub(super) fn new(
         replica: Arc<ReplicaHandle>,
         callers: Arc<Callers>,

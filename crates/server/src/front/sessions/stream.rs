@@ -19,7 +19,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tonic::codegen::tokio_stream::Stream as _;
 use tonic::{Status, Streaming};
 
-use super::Sessions;
+use super::ClientSessions;
 use crate::access::Identity;
 use crate::front::callers::{Caller, Callers, denied_acquire, is_counted};
 use crate::front::transport::{Connection, WakeReader};
@@ -169,7 +169,7 @@ impl SessionStream {
     /// Reads the client's frames until the stream ends.
     pub(in crate::front) async fn read(
         self: Arc<Self>,
-        sessions: Arc<Sessions>,
+        sessions: Arc<ClientSessions>,
         mut inbound: Streaming<v1::ClientFrame>,
     ) {
         let replica = &sessions.replica;

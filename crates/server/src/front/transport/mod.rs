@@ -2,8 +2,8 @@
 //!
 //! Knows nothing of the calls on a connection: an [`Interface`] serves them. Responsible for the drain
 //! barrier, which lets the replica expire a session only after all input that had arrived was handed to it
-//! (P9). Reading order: `accept.rs`, `connection_places.rs`, `connection.rs`, `drain_barrier.rs`, `socket.rs`,
-//! `arriving.rs`; `forming.rs` answers while the node's cluster does not exist yet.
+//! (P9). Reading order: `accept.rs`, `connection_places.rs`, `connection.rs`, `drain_barrier.rs`,
+//! `socket.rs`, `arriving.rs`; `forming.rs` answers while the node's cluster does not exist yet.
 
 mod accept;
 mod arriving;

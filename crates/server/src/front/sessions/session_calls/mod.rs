@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
-use super::Sessions;
+use super::ClientSessions;
 use crate::front::callers::Caller;
 use crate::front::statuses::{PATIENCE, shuts_down};
 use crate::front::transport::Arriving;
@@ -95,7 +95,7 @@ impl Asked {
 
 /// A call in progress.
 struct CallInProgress<'sessions> {
-    sessions: &'sessions Sessions,
+    sessions: &'sessions ClientSessions,
     stream: Arc<SharedStream>,
     id: CallId,
     begun: Instant,
@@ -111,7 +111,7 @@ impl Drop for CallInProgress<'_> {
     }
 }
 
-impl Sessions {
+impl ClientSessions {
     /// Answers a `SessionCall` on this node.
     pub(in crate::front) async fn session_call(
         &self,

@@ -23,7 +23,7 @@ use tonic::Status;
 
 use crate::access::Identity;
 use crate::front::callers::Caller;
-use crate::front::sessions::{OpenStream, Sessions};
+use crate::front::sessions::{ClientSessions, OpenStream};
 use crate::front::statuses::{not_leader, shuts_down};
 use crate::inbox::Source;
 use lockkeeper_places::TakenPlace;
@@ -344,7 +344,7 @@ impl SharedStream {
     }
 
     /// Delivers the replica's items to the calls that wait for them.
-    pub(in crate::front) fn deliver(&self, sessions: &Sessions, items: Vec<v1::ServerItem>) {
+    pub(in crate::front) fn deliver(&self, sessions: &ClientSessions, items: Vec<v1::ServerItem>) {
         let mut state = self.lock();
         let requests: Vec<Request> = items.into_iter().flat_map(|item| state.deliver(item)).collect();
         drop(state);
@@ -409,7 +409,7 @@ impl SharedStream {
     }
 }
 
-impl Sessions {
+impl ClientSessions {
     /// Adds a call to the stream with this key; opens the stream if there is none.
     ///
     /// # Errors
