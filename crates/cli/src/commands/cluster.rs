@@ -136,8 +136,8 @@ async fn remove(args: ClusterRemove) -> Result<u8, Failure> {
     Ok(OK)
 }
 
-/// Connects to the remaining nodes: the removed node may end before it has forwarded the answer, and may be the
-/// only one in the given address. `None` if none of them is reachable from here.
+/// Connects to the remaining nodes: the removed node may end before it has forwarded the answer, and may be
+/// the only one in the given address. `None` if none of them is reachable from here.
 async fn of_others(info: &ClusterInfo, node: u64, url: &str) -> Option<Locks> {
     let others = info.nodes.iter().filter(|it| it.node != node && !it.client_address.is_empty());
     let addresses: Vec<&str> = others.map(|it| it.client_address.as_str()).collect();
