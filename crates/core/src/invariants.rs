@@ -323,7 +323,15 @@ fn may_end(hold: &RequestState, token: Token, command: &Command) -> bool {
         Command::CloseSession { session } | Command::ExpireSession { session } => {
             hold.owner.is_some_and(|(owner, _)| owner == *session)
         }
-        _ => false,
+        Command::OpenSession(_)
+        | Command::TimeOut { .. }
+        | Command::Acquire(_)
+        | Command::SetValue { .. }
+        | Command::Downgrade { .. }
+        | Command::SetLimit { .. }
+        | Command::RaiseTokens { .. }
+        | Command::RaiseRules { .. }
+        | Command::Resume => false,
     }
 }
 

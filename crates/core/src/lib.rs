@@ -17,7 +17,8 @@
 //! - `table/end.rs`, `table/sessions.rs`, `table/breaks.rs`: how a hold ends
 //! - `table/session.rs`: the answers that a session keeps, which make a retry harmless (P7)
 //! - `table/names.rs`, `table/crowd.rs`: a name, its ancestors and its descendants
-//! - `table/work.rs`, `limits.rs`: the bound on the work of a command, and the backlog (M2)
+//! - `table/work.rs`, `table/costs.rs`, `limits.rs`: the bounds on the work of a command and on its size, and
+//!   the backlog (M2)
 //! - `snapshot/mod.rs`, `snapshot/items.rs`: the table as plain data, its bytes and its digest
 //! - `table/snapshot_iterator.rs`, `table/copy_on_write.rs`, `table/restore.rs`: snapshots in pieces between
 //!   commands

@@ -39,6 +39,7 @@ pub mod replica;
 pub mod restore;
 mod since;
 pub mod storage;
+mod summary;
 
 pub use engine::{ELECTION_TICKS, Persisted, Write};
 pub use event::{

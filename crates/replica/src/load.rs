@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Command, Effect, End, PrefixLoad, Reply, Usage};
+use lockkeeper_core::{Effect, End, PrefixLoad, Reply, Usage};
+
+use crate::summary::CommandSummary;
 
 /// The state of a node.
 #[derive(Clone, PartialEq, Debug)]
@@ -50,34 +52,16 @@ pub struct Activity {
 /// The number of equal parts of a ttl in [`Activity::slack`].
 pub const SLACK_PARTS: usize = 10;
 
-/// The kind of a command, if its effects alone do not show what to count.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Counted {
-    Expiry,
-    Break,
-    Other,
-}
-
-impl Counted {
-    pub(crate) fn of(command: &Command) -> Self {
-        match command {
-            Command::ExpireSession { .. } => Self::Expiry,
-            Command::Break(_) => Self::Break,
-            _ => Self::Other,
-        }
-    }
-}
-
 impl Activity {
     /// Counts the effects of an applied command.
-    pub(crate) fn applied(&mut self, command: Counted, reply: &Reply, effects: &[Effect]) {
+    pub(crate) fn applied(&mut self, command: &CommandSummary, reply: &Reply, effects: &[Effect]) {
         self.grants += u64::from(matches!(reply, Reply::Granted(_)));
-        self.breaks += u64::from(command == Counted::Break && matches!(reply, Reply::Done));
+        self.breaks += u64::from(matches!((command, reply), (CommandSummary::Break, Reply::Done)));
         for effect in effects {
             match effect {
                 Effect::Granted { .. } => self.grants += 1,
                 Effect::Ended { end: End::TimedOut, .. } => self.timed_out += 1,
-                Effect::SessionEnded { .. } if command == Counted::Expiry => self.expired += 1,
+                Effect::SessionEnded { .. } if matches!(command, CommandSummary::Expire) => self.expired += 1,
                 _ => {}
             }
         }

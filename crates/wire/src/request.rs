@@ -336,6 +336,15 @@ fn command_item(command: Command) -> Option<What> {
             done_through: done_through.0,
         })),
         Command::CloseSession { .. } => Some(What::Close(v1::CloseSession {})),
-        _ => None,
+        Command::OpenSession(_)
+        | Command::ExpireSession { .. }
+        | Command::TimeOut { .. }
+        | Command::EndDelay { .. }
+        | Command::EndRevoked { .. }
+        | Command::SetLimit { .. }
+        | Command::Break(_)
+        | Command::RaiseTokens { .. }
+        | Command::RaiseRules { .. }
+        | Command::Resume => None,
     }
 }

@@ -141,8 +141,8 @@ pub enum Tried {
         again: Duration,
     },
     /// The service will never grant it, or an operator must act first. A first attempt that is refused has
-    /// left nothing; what earlier attempts have left, such as a place in the queue, is the session's to keep
-    /// or to end.
+    /// left nothing; the session keeps or ends what earlier attempts have left, such as a position in the
+    /// queue.
     Refused(BackendError),
 }
 

@@ -191,8 +191,7 @@ impl Table {
     }
 
     /// By how many bytes a new value would be longer than the present one; 0 if the session has no such hold.
-    #[must_use]
-    pub fn value_growth(&self, id: SessionId, target: Seq, value_bytes: usize) -> u64 {
+    pub(super) fn value_growth(&self, id: SessionId, target: Seq, value_bytes: usize) -> u64 {
         self.own_hold(id, target).map_or(0, |hold| self.growth(hold, value_bytes))
     }
 

@@ -8,6 +8,7 @@ mod acquire;
 mod admin;
 mod breaks;
 mod copy_on_write;
+mod costs;
 mod crowd;
 mod describe;
 mod end;

@@ -2,21 +2,18 @@
 //!
 //! The work of a command itself is bounded by the lengths of its names. Three consequences are not: the end
 //! of a session ends all its requests, an ended request may unblock many waiters, and a client may confirm
-//! many answers at once. A command does a bounded part of each ([`limits::WORK_PER_COMMAND_MAX`],
-//! [`limits::FORGOTTEN_PER_COMMAND_MAX`]) and stores the rest, which [`Command::Resume`] continues. The
-//! backlog delays grants but never reorders them: a waiter that could be granted still blocks every later
-//! conflicting request.
+//! many answers at once. A command does a bounded part of each (`limits::WORK_PER_COMMAND_MAX`,
+//! `limits::FORGOTTEN_PER_COMMAND_MAX`) and stores the rest, which `Command::Resume` continues. The backlog
+//! delays grants but never reorders them: a waiter that could be granted still blocks every later conflicting
+//! request.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use super::Table;
 use super::copy_on_write::{FreedCursor, SnapshotWriter};
-use super::crowd::Class;
 use super::names::NodeId;
 use super::request::RequestId;
-use crate::command::Command;
-use crate::limits;
 use crate::name::LockName;
 use crate::reply::{Effects, Reply};
 use crate::snapshot::FreedState;
@@ -149,32 +146,32 @@ impl Freed<LockName> {
 }
 
 impl Table {
-    /// Whether earlier commands left work for [`Command::Resume`]. The table's driver must apply that command
-    /// until this method returns false. Until then, requests that could be granted may still wait, and
-    /// requests of ended sessions may still exclude others.
+    /// Whether earlier commands left work for [`Resume`](crate::Command::Resume). The table's driver must
+    /// apply that command until this method returns false. Until then, requests that could be granted may
+    /// still wait, and requests of ended sessions may still exclude others.
     #[must_use]
     pub fn has_backlog(&self) -> bool {
         !self.unpassed.is_empty() || self.sessions.has_backlog()
     }
 
     /// Number of entries visited since the table was created: names, requests, waiters and holds. One command
-    /// adds at most [`Command::visits_max`].
+    /// adds at most [`visits_max`](crate::Command::visits_max).
     #[must_use]
     pub fn visits(&self) -> u64 {
         self.names.visits().0.get().wrapping_add(self.requests.visits().0.get())
     }
 
-    /// Replaces [`limits::WORK_PER_COMMAND_MAX`] by another bound, at least 1: with a low one, tests and the
-    /// simulator create a backlog from few requests. The bound decides which command grants which request, so
-    /// it must be the same on every replica.
+    /// Replaces [`WORK_PER_COMMAND_MAX`](crate::limits::WORK_PER_COMMAND_MAX) by another bound, at least 1:
+    /// with a low one, tests and the simulator create a backlog from few requests. The bound decides which
+    /// command grants which request, so it must be the same on every replica.
     #[must_use]
     pub fn with_work_max(mut self, names: usize) -> Self {
         self.work_max = names.max(1);
         self
     }
 
-    /// Replaces [`limits::PERMIT_WAITERS_PASSED_MAX`] by another bound, under the same condition. With a low
-    /// one, tests reach it with few requests.
+    /// Replaces [`PERMIT_WAITERS_PASSED_MAX`](crate::limits::PERMIT_WAITERS_PASSED_MAX) by another bound,
+    /// under the same condition. With a low one, tests reach it with few requests.
     #[must_use]
     pub fn with_permit_waiters_passed_max(mut self, waiters: usize) -> Self {
         self.permit_waiters_passed_max = waiters;
@@ -221,43 +218,5 @@ impl Table {
         let after = if request.kind == ModeKind::Permit { Ticket(0) } else { request.ticket };
         let freed = Freed { name: (), subtree: request.subtree, kind: request.kind, after };
         self.freed.extend(request.nodes.as_slice().iter().map(|&node| freed.named(node)));
-    }
-}
-
-impl Command {
-    /// Maximum number of table entries that this command visits, independent of the table's contents (M2): a
-    /// multiple of the segments of its names, plus the bound on work for other requests,
-    /// [`limits::WORK_PER_COMMAND_MAX`]. A command that refers to a request by seq or token is charged for
-    /// the longest possible list of names.
-    #[must_use]
-    pub fn visits_max(&self) -> u64 {
-        self.visits_max_with(limits::WORK_PER_COMMAND_MAX)
-    }
-
-    /// [`Command::visits_max`] for a table with another bound on work ([`Table::with_work_max`]).
-    #[must_use]
-    pub fn visits_max_with(&self, work_max: usize) -> u64 {
-        /// The most visits of a name or of one of its prefixes: for lookup, conflict checks of each class,
-        /// insertion into all indexes, and removal.
-        const PER_SEGMENT: usize = 48;
-        /// The most entries visited to find a queue position, a conflicting holder and live tokens.
-        const LOOKS: usize = Class::ALL.len() * limits::POSITION_LOOK_MAX
-            + 4 * (limits::HOLDER_LOOK_MAX + limits::LIVE_TOKENS_MAX);
-        let segments = match self {
-            Self::OpenSession(_) | Self::RaiseTokens { .. } | Self::RaiseRules { .. } => 0,
-            Self::Acquire(it) => it.names.iter().map(LockName::segments).sum(),
-            Self::SetLimit { name, .. } => name.segments(),
-            Self::Break(_)
-            | Self::TimeOut { .. }
-            | Self::EndDelay { .. }
-            | Self::EndRevoked { .. }
-            | Self::Finish { .. }
-            | Self::SetValue { .. }
-            | Self::Downgrade { .. }
-            | Self::CloseSession { .. }
-            | Self::ExpireSession { .. }
-            | Self::Resume => limits::NAMES_PER_REQUEST_MAX * limits::NAME_SEGMENTS_MAX,
-        };
-        (PER_SEGMENT * (segments + 2 * work_max) + LOOKS) as u64
     }
 }

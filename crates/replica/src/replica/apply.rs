@@ -1,9 +1,8 @@
 //! Applies committed entries, bounded per turn, and sends the results to the sessions and callers concerned.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
-use lockkeeper_core::{Command, Effect, End, IfBusy, Rejection, Reply, Seq, SessionId, Token};
+use lockkeeper_core::{Command, Effect, End, Rejection, Reply, Seq, SessionId, Token};
 use lockkeeper_wire::v1::{self, server_item::What};
 use lockkeeper_wire::{answer, entry};
 
@@ -11,18 +10,8 @@ use super::lead::ms;
 use super::{Fatal, Origin, Proposal, Replica};
 use crate::engine::Committed;
 use crate::event::{Answer, Output};
-use crate::load::Counted;
 use crate::mutant::Mutant;
-
-/// Fields of a command that are needed after `Table::apply` has consumed it.
-enum CommandSummary {
-    Nothing,
-    Acquire { at_most: Option<Duration> },
-    Finish { target: Seq },
-    Open { ttl: Duration, linger: Duration },
-    Close { known: bool },
-    SetLimit,
-}
+use crate::summary::CommandSummary;
 
 /// Maximum work of a turn on committed entries, as a number of visited table entries: some milliseconds. A
 /// command is never interrupted, but its visits are bounded too (M2), so heartbeats are delayed by much less
@@ -178,7 +167,7 @@ impl Replica {
         {
             open.label = Box::default();
         }
-        let (note, counted) = (self.note(&command), Counted::of(&command));
+        let summary = CommandSummary::of(&command);
         if command == Command::Resume {
             self.is_resuming = false;
         }
@@ -203,8 +192,8 @@ impl Replica {
         let mut effects = std::mem::take(&mut self.effects);
         // A follower sends no results, and a new leader reads its timers from the table at its zero point.
         if self.lead.is_ready() {
-            self.activity.applied(counted, &reply, &effects);
-            self.answer_origin(origin, note, reply);
+            self.activity.applied(&summary, &reply, &effects);
+            self.answer_origin(origin, summary, reply);
             effects.drain(..).for_each(|effect| self.tell_effect(effect));
         } else if let Origin::Ask(ask) = origin {
             // This node lost leadership while the entry was being applied.
@@ -216,33 +205,12 @@ impl Replica {
         Ok(())
     }
 
-    fn note(&self, command: &Command) -> CommandSummary {
-        match command {
-            Command::Acquire(it) => {
-                let at_most = match it.if_busy {
-                    IfBusy::Wait { at_most_ms } => at_most_ms.map(ms),
-                    IfBusy::Fail => None,
-                };
-                CommandSummary::Acquire { at_most }
-            }
-            Command::Finish { target, .. } => CommandSummary::Finish { target: *target },
-            Command::OpenSession(open) => {
-                CommandSummary::Open { ttl: ms(open.ttl_ms), linger: ms(open.linger_ms) }
-            }
-            Command::CloseSession { session } => {
-                CommandSummary::Close { known: self.book.lease(*session).is_some() }
-            }
-            Command::SetLimit { .. } => CommandSummary::SetLimit,
-            _ => CommandSummary::Nothing,
-        }
-    }
-
-    fn answer_origin(&mut self, origin: Origin, note: CommandSummary, reply: Reply) {
+    fn answer_origin(&mut self, origin: Origin, summary: CommandSummary, reply: Reply) {
         match origin {
             Origin::Session { stream, session, seq } => {
-                match (&note, &reply) {
+                match (&summary, &reply) {
                     // The client gets `SessionGone` from the effect of the command instead.
-                    (CommandSummary::Close { known: true }, _) => return,
+                    (CommandSummary::Close, _) if self.book.lease(session).is_some() => return,
                     (CommandSummary::Acquire { at_most: Some(at_most) }, Reply::Queued { .. }) => {
                         let until = self.lease_now.saturating_add(*at_most);
                         self.book.waits(session, seq, until);
@@ -256,12 +224,12 @@ impl Replica {
                     let item = answer::reply_item(session, seq, reply, label);
                     self.tell(stream, item);
                 }
-                if let CommandSummary::Finish { target } = note {
+                if let CommandSummary::Finish { target } = summary {
                     self.end_confirmed(stream, session, target);
                 }
             }
             Origin::Open { stream, attach, secret_prefix, received } => {
-                let (what, session) = match (note, reply) {
+                let (what, session) = match (summary, reply) {
                     (CommandSummary::Open { ttl, linger }, Reply::Opened { session }) => {
                         let now = self.lease_now;
                         self.book.opened(session, ttl, linger, now, false);
@@ -286,7 +254,7 @@ impl Replica {
                 self.tell(stream, v1::ServerItem { session, seq: 0, what: Some(what) });
             }
             Origin::Ask(ask) => {
-                let answer = operator_answer(&note, reply);
+                let answer = operator_answer(&summary, reply);
                 self.outputs.push(Output::Answer(ask, answer));
             }
             Origin::Leader => {}
@@ -352,7 +320,7 @@ impl Replica {
     }
 }
 
-fn operator_answer(note: &CommandSummary, reply: Reply) -> Answer {
+fn operator_answer(summary: &CommandSummary, reply: Reply) -> Answer {
     use v1::BreakResult::{Done, NotCurrent, StillClosed};
     let broken = |result: v1::BreakResult, live: Vec<u64>| {
         Answer::Broken(v1::BreakResponse { result: result.into(), live })
@@ -361,7 +329,7 @@ fn operator_answer(note: &CommandSummary, reply: Reply) -> Answer {
         Reply::Refused(rejection) => Answer::Refused(answer::refused(&rejection)),
         Reply::NotCurrent { live } => broken(NotCurrent, live.into_iter().map(Token::get).collect()),
         Reply::StillClosed => broken(StillClosed, Vec::new()),
-        _ if matches!(note, CommandSummary::SetLimit) => Answer::LimitSet,
+        _ if matches!(summary, CommandSummary::SetLimit) => Answer::LimitSet,
         _ => broken(Done, Vec::new()),
     }
 }

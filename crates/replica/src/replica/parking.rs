@@ -111,7 +111,7 @@ fn request_bytes(request: &Request) -> usize {
         Request::Command { command, .. } => size(command),
         Request::Denied { request, refused } => request_bytes(request) + refused.text.len(),
         Request::Open(open) => FIXED + open.label.len(),
-        _ => FIXED,
+        Request::Attach { .. } | Request::KeepAlive { .. } => FIXED,
     }
 }
 

@@ -154,16 +154,9 @@ impl Replica {
 
 /// Approximate size of a command in the log, in bytes.
 pub(super) fn size(command: &Command) -> usize {
+    /// Of the fields of fixed size.
     const FIXED: usize = 64;
-    match command {
-        Command::Acquire(it) => {
-            let names: usize = it.names.iter().map(|name| name.as_str().len() + 4).sum();
-            FIXED + names + it.value.len() + it.meta.len()
-        }
-        Command::SetValue { value, .. } => FIXED + value.len(),
-        Command::OpenSession(open) => FIXED + open.label.len() + open.identity.len(),
-        Command::Break(order) => FIXED + order.name.as_str().len() + order.reason.len() + order.by.len(),
-        Command::SetLimit { name, .. } => FIXED + name.as_str().len(),
-        _ => FIXED,
-    }
+    /// Of a name's length and tag.
+    const PER_NAME: usize = 4;
+    FIXED + PER_NAME * command.names().len() + command.content_bytes()
 }

@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use lockkeeper_core::{Acquire, Command, OpenSession, Usage};
+use lockkeeper_core::{Command, OpenSession, Usage};
 
 use super::Replica;
 
@@ -178,23 +178,13 @@ impl Replica {
         command: &Command,
         is_repetition: bool,
     ) -> Result<Option<Reservation>, String> {
-        let (session, wanted) = match command {
-            _ if is_repetition => return Ok(None),
-            Command::Acquire(acquire @ Acquire { session, .. }) => (session, Usage::of_acquire(acquire)),
-            Command::SetValue { session, target, value, .. } => {
-                // The present value is unknown while the command that requests the hold is queued.
-                let bytes = match self.table.has_seen(*session, *target) {
-                    true => self.table.value_growth(*session, *target, value.len()),
-                    false => value.len() as u64,
-                };
-                (session, Usage { bytes, ..Usage::default() }.plus(Usage::of_answer()))
-            }
-            Command::Downgrade { session, .. } => (session, Usage::of_answer()),
-            _ => return Ok(None),
-        };
-        let used = self.table.usage_beside(*session);
+        if is_repetition {
+            return Ok(None);
+        }
+        let Some((session, wanted)) = self.table.usage_added(command) else { return Ok(None) };
+        let used = self.table.usage_beside(session);
         let in_all = self.table.usage_in_all();
-        match self.table.identity(*session) {
+        match self.table.identity(session) {
             // A session that was opened without an identity counts towards the limits of clients without one.
             Some("") if !identity.is_empty() => self.quotas.reserve(&"".into(), used, in_all, wanted),
             _ => self.quotas.reserve(identity, used, in_all, wanted),

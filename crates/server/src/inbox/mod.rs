@@ -13,7 +13,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::Thread;
 
-use lockkeeper_core::Command;
 use lockkeeper_replica::{Event, Output, Question};
 use lockkeeper_wire::request::Request;
 
@@ -46,16 +45,9 @@ fn weight(event: &Event) -> usize {
 fn request_weight(request: &Request) -> usize {
     let bytes = match request {
         Request::Denied { request, .. } => return request_weight(request),
-        Request::Command { command, .. } => match command {
-            Command::Acquire(it) => {
-                let names: usize = it.names.iter().map(|name| name.as_str().len()).sum();
-                names + it.value.len() + it.meta.len()
-            }
-            Command::SetValue { value, .. } => value.len(),
-            _ => 0,
-        },
+        Request::Command { command, .. } => command.content_bytes(),
         Request::Open(open) => open.label.len(),
-        _ => 0,
+        Request::Attach { .. } | Request::KeepAlive { .. } => 0,
     };
     1 + bytes / 64
 }

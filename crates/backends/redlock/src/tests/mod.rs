@@ -134,8 +134,7 @@ async fn a_split_vote_is_tried_again() {
     assert!(is_granted(&trying.await.unwrap()));
 }
 
-/// What earlier attempts of a request have left is the session's to keep or to end, see
-/// `leased::Store::attempt`.
+/// The session keeps or ends what earlier attempts of a request have left (`leased::Store::attempt`).
 #[tokio::test(start_paused = true)]
 async fn a_waiter_that_is_refused_keeps_its_places_and_is_granted_later() {
     let nodes = nodes(3);
