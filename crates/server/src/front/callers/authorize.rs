@@ -142,9 +142,7 @@ impl Callers {
 pub(in crate::front) fn is_counted(request: &Request) -> bool {
     match request {
         Request::Open(_) => true,
-        Request::Command { command, .. } => {
-            matches!(command, Command::Acquire(_) | Command::SetValue { .. } | Command::Downgrade { .. })
-        }
+        Request::Command { command, .. } => command.is_rate_limited(),
         Request::Attach { .. } | Request::KeepAlive { .. } | Request::Denied { .. } => false,
     }
 }
