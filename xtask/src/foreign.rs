@@ -13,7 +13,7 @@ use cargo_metadata::MetadataCommand;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::TaskResult;
-use crate::needs::{COMMAND, DYNAMODB, FENCE, LIBRARY, RIG, is_for};
+use crate::packages::{COMMAND, DYNAMODB, FENCE, LIBRARY, RIG, is_for};
 use crate::process::{not_started, run, shown};
 
 /// The file that lists the contents of a set's folder. It is written last, so a folder that has it is

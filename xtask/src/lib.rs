@@ -25,6 +25,7 @@ mod features;
 mod foreign;
 mod fuzz;
 mod needs;
+mod packages;
 mod parts;
 mod process;
 mod record;

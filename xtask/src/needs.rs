@@ -14,6 +14,10 @@ use lockkeeper_rig::{
 
 use crate::TaskResult;
 use crate::foreign;
+use crate::packages::{
+    COMMAND, DYNAMODB, ETCD, EXAMPLE_BACKEND, EXAMPLES, FENCE, LAB, LIBRARY, POSTGRES, REDIS, REDLOCK, RIG,
+    ZOOKEEPER, is_for,
+};
 use crate::process::{cargo, is_installed, run};
 
 /// A tool that is installed by `cargo install`.
@@ -40,21 +44,6 @@ pub(crate) const MDBOOK: CargoTool = CargoTool { program: "mdbook", version: "0.
 
 /// The tools that `verify` needs.
 const CARGO_TOOLS: &[CargoTool] = &[DENY];
-
-/// The packages whose tests need more than Rust.
-pub(crate) const COMMAND: &str = "lockkeeper-cli";
-pub(crate) const EXAMPLES: &str = "lockkeeper-examples";
-pub(crate) const FENCE: &str = "lockkeeper-fence";
-pub(crate) const LAB: &str = "lockkeeper-lab";
-pub(crate) const LIBRARY: &str = "lockkeeper";
-pub(crate) const RIG: &str = "lockkeeper-rig";
-pub(crate) const DYNAMODB: &str = "lockkeeper-dynamodb";
-const ETCD: &str = "lockkeeper-etcd";
-const EXAMPLE_BACKEND: &str = "lockkeeper-example-backend";
-const POSTGRES: &str = "lockkeeper-postgres";
-const REDIS: &str = "lockkeeper-redis";
-const REDLOCK: &str = "lockkeeper-redlock";
-const ZOOKEEPER: &str = "lockkeeper-zookeeper";
 
 /// A required file, and the Debian package that contains it.
 #[derive(Clone, Copy)]
@@ -205,12 +194,6 @@ const TEST_NEEDS: &[TestNeeds] = &[
         ],
     },
 ];
-
-/// Whether something for the tests of `packages` (all if empty) is needed for those of `chosen` (all if
-/// empty).
-pub(crate) fn is_for(packages: &[&str], chosen: &[String]) -> bool {
-    packages.is_empty() || chosen.is_empty() || chosen.iter().any(|one| packages.contains(&one.as_str()))
-}
 
 impl CargoTool {
     /// Returns an error with the install command, unless the tool is present.

@@ -12,6 +12,7 @@ use crate::TaskResult;
 use crate::api;
 use crate::features::{self, Targets};
 use crate::needs::DENY;
+use crate::packages::COMMAND;
 use crate::process::{cargo, run};
 
 /// Features of the library that are checked alone; the empty one stands for none.
@@ -124,7 +125,6 @@ fn check(part: Part) -> TaskResult {
 /// both called `lockkeeper`, so their pages have the same address, and cargo warns if one run builds both.
 /// The run with the library is the last one, so that its pages remain.
 fn docs() -> TaskResult {
-    const COMMAND: &str = "lockkeeper-cli";
     let doc = || {
         let mut cargo = cargo();
         cargo.env("RUSTDOCFLAGS", "-D warnings");

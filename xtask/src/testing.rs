@@ -12,7 +12,8 @@ use clap::Args;
 
 use crate::TaskResult;
 use crate::features::Targets;
-use crate::needs::{COMMAND, LAB, NEXTEST, install_build_needs, install_test_needs};
+use crate::needs::{NEXTEST, install_build_needs, install_test_needs};
+use crate::packages::{COMMAND, LAB};
 use crate::process::{TEST_CONFIG, cargo, not_started, run, shown};
 use crate::record::{self, Tally, TestPhase};
 

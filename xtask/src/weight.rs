@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use crate::TaskResult;
 use crate::features;
+use crate::packages::{COMMAND, LIBRARY};
 use crate::process::{cargo, output, run, shown};
 use crate::record::{self, cpu_of_children};
 
@@ -38,9 +39,6 @@ struct Build {
     name: &'static str,
     args: &'static [&'static str],
 }
-
-const COMMAND: &str = "lockkeeper-cli";
-const LIBRARY: &str = "lockkeeper";
 
 /// The builds of the table. The first one is the README's first command.
 const BUILDS: &[Build] = &[

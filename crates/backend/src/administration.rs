@@ -2,11 +2,11 @@
 
 use lockkeeper_core::LockName;
 
-use crate::backend::BoxFuture;
 use crate::backup::Backup;
-use crate::cluster::{ClusterInfo, MembersChange, NodeReport};
+use crate::box_future::BoxFuture;
+use crate::cluster::{ClusterInfo, MembersChange, NodeReport, ServiceStatus};
 use crate::error::BackendError;
-use crate::info::{ServiceStatus, SessionInfo};
+use crate::info::SessionInfo;
 
 /// Sessions, stored limits, backups and nodes of a lock service.
 pub trait Administration: Send + Sync {

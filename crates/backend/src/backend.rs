@@ -1,25 +1,22 @@
 //! The trait of a lock service.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::administration::Administration;
+use crate::box_future::BoxFuture;
 use crate::break_hold::{BreakOrder, Broken};
+use crate::call::Push;
 use crate::capabilities::Capabilities;
-use crate::conn::{Conn, Push};
+use crate::conn::Conn;
 use crate::error::{BackendError, Unsupported};
 use crate::info::{Finding, LockInfo};
 use crate::io::LeaseThread;
 use crate::spec::Spec;
 use crate::time::Clock;
 use crate::watch::Watch;
-
-/// A future of a trait's method.
-pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// One lock service, as identified by the URL.
 ///

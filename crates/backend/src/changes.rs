@@ -8,7 +8,7 @@ use lockkeeper_core::LockName;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{Sender, channel};
 
-use crate::backend::BoxFuture;
+use crate::box_future::BoxFuture;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::LockInfo;
 use crate::io::LeaseThread;

@@ -1,8 +1,7 @@
 //! The nodes of Lockkeeper's own service: members and their progress, for operators.
 
 use std::fmt;
-
-use crate::info::ServiceStatus;
+use std::time::SystemTime;
 
 /// The cluster as seen by its leader.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -49,6 +48,50 @@ pub struct NodeReport {
     pub answers: bool,
     /// Its status; `Err` says why it did not answer.
     pub status: Result<ServiceStatus, String>,
+}
+
+/// The status of the node that answered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServiceStatus {
+    /// The service's version.
+    pub version: String,
+    /// The node's id.
+    pub node: u64,
+    /// Identifies the node's data directory.
+    pub incarnation: String,
+    /// Identifies the cluster.
+    pub cluster: String,
+    /// Whether the node is the leader.
+    pub leads: bool,
+    /// The leader's id, if known.
+    pub leader: Option<u64>,
+    /// The term of that leader.
+    pub term: u64,
+    /// Index of the last applied log entry.
+    pub applied: u64,
+    /// Index of the last committed log entry.
+    pub committed: u64,
+    /// Log index of the latest snapshot.
+    pub snapshot: u64,
+    /// The last token issued.
+    pub last_token: u64,
+    /// The number of live sessions.
+    pub sessions: u64,
+    /// The number of holds, waiters and closed holds.
+    pub requests: u64,
+    /// The number of client streams at this node.
+    pub streams: u64,
+    /// The version of the table rules in force.
+    pub rules: u32,
+    /// The members of the cluster, by id, as far as this node knows. Their progress, and which of them
+    /// answer, is known to the leader only.
+    pub members: Vec<NodeInfo>,
+    /// Ids of removed nodes, as far as this node knows.
+    pub removed: Vec<u64>,
+    /// When the node's certificate ends; `None`: it has none.
+    pub certificate_ends: Option<SystemTime>,
+    /// The SHA-256 of the node's file of permissions, in hexadecimal digits; `None`: it has none.
+    pub permissions: Option<String>,
 }
 
 /// A node's role in its cluster.

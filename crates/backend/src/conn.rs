@@ -1,13 +1,11 @@
-//! One session of a client at a lock service: its calls, their answers, and what the service says unasked.
+//! The trait of one session at a lock service.
 
-use std::sync::Arc;
-use std::time::Duration;
+use lockkeeper_core::Seq;
 
-use lockkeeper_core::{End, LockName, Mode, PermitGrant, Seq, Token};
-
-use crate::error::{BackendError, BreakNotice, Busy, LossCause};
+use crate::call::Call;
 use crate::responder::Responder;
-use crate::time::BootInstant;
+#[cfg(any(test, feature = "test-util"))]
+use crate::{box_future::BoxFuture, responder::CallResult};
 
 /// The transport of one session: a connection, a stream, a directory.
 pub trait Conn: Send + Sync + 'static {
@@ -30,197 +28,10 @@ pub trait Conn: Send + Sync + 'static {
     }
 }
 
-/// One call of a session.
-///
-/// `seq` numbers a session's requests: 1, 2, 3, …. A request is repeated with its number until it is
-/// answered, and a repetition must have no second effect (R1). `done_through`: the answers to this number and
-/// to all below it have arrived, so that the service may forget them.
-#[derive(Clone, Debug)]
-pub enum Call {
-    /// Opens the session.
-    Open {
-        /// A new session. Otherwise the same one again, because the answer was lost.
-        fresh: bool,
-    },
-    /// Renews the session's lease, and with it all its holds and waiting requests.
-    KeepAlive,
-    /// Asks for a lock, or asks again.
-    Acquire {
-        /// The request.
-        seq: Seq,
-        /// See [`Call`].
-        done_through: Seq,
-        /// The content of the request; the same in each repetition.
-        request: Arc<AcquireRequest>,
-        /// The rest of the caller's wait, for services that enforce it; `None` is unlimited.
-        wait_left: Option<Duration>,
-    },
-    /// Ends a request: releases its hold, or withdraws it from the queue.
-    Finish {
-        /// This call's own number.
-        seq: Seq,
-        /// The request that ends.
-        target: Seq,
-        /// See [`Call`].
-        done_through: Seq,
-    },
-    /// Changes the hold of `target`. Sent once: its caller may repeat it, under another seq.
-    Change {
-        /// This call's own number.
-        seq: Seq,
-        /// The request that holds.
-        target: Seq,
-        /// See [`Call`].
-        done_through: Seq,
-        /// The change.
-        change: HoldChange,
-    },
-    /// Closes the session, which ends its holds and requests.
-    Close,
-}
-
-/// A change of a hold that leaves it as it is if it is applied twice.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum HoldChange {
-    /// Replaces its value.
-    SetValue(Arc<[u8]>),
-    /// Makes an exclusive hold a shared one.
-    Downgrade,
-}
-
-/// The content of an acquire, as the service receives it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct AcquireRequest {
-    /// The names, at least one; several only if the capabilities declare `multi`.
-    pub names: Vec<LockName>,
-    /// Exclusive, shared, or one permit of a number.
-    pub mode: Mode,
-    /// Whether the hold covers all names below its own.
-    pub subtree: bool,
-    /// Queue if the lock is not free.
-    pub wait: bool,
-    /// For how long the lock stays closed after the hold's end, however it ends.
-    pub keep_closed: Duration,
-    /// The value of the hold from its grant on; empty where the service has none.
-    pub value: Box<[u8]>,
-    /// The purpose, for display: `key=value` lines.
-    pub meta: Box<[u8]>,
-    /// The span of the acquire, for our own service, if it is sampled.
-    pub traceparent: Option<Box<str>>,
-}
-
-/// The call got no answer, or a refusal that may pass.
-#[derive(Clone, Debug)]
-pub struct CallError {
-    /// Whether the service may have executed the call (P12).
-    pub sent: bool,
-    /// The service's refusal, if it gave one.
-    pub refusal: Option<Arc<BackendError>>,
-}
-
-impl CallError {
-    /// Nothing was sent, or the service did nothing.
-    pub const NOT_SENT: Self = Self::new(false);
-    /// The service may have executed the call, or may still execute it.
-    pub const IN_DOUBT: Self = Self::new(true);
-
-    /// A call without an answer and without a refusal.
-    pub const fn new(sent: bool) -> Self {
-        Self { sent, refusal: None }
-    }
-
-    /// The service refused the call and executed nothing.
-    pub fn refused(refusal: BackendError) -> Self {
-        Self { sent: false, refusal: Some(Arc::new(refusal)) }
-    }
-}
-
-/// Equal if both agree on whether the service may have executed the call.
+/// Submits a call for a test, which polls it.
 #[cfg(any(test, feature = "test-util"))]
-impl PartialEq for CallError {
-    fn eq(&self, other: &Self) -> bool {
-        self.sent == other.sent
-    }
-}
-
-/// Identifies one call to the backend. Never reused.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
-pub struct CallId(pub u64);
-
-/// An unsolicited message of the backend.
-#[derive(Clone, Debug)]
-pub enum Push {
-    /// The request waits in the queue.
-    Queued {
-        /// The request.
-        seq: Seq,
-        /// The number of requests ahead of it.
-        position: u64,
-    },
-    /// An operator breaks the hold. Its holder is given time to stop.
-    Revoked {
-        /// The request that holds.
-        seq: Seq,
-        /// Who broke it, if the service says so.
-        notice: Option<BreakNotice>,
-    },
-    /// The service has ended the request.
-    Ended {
-        /// The request.
-        seq: Seq,
-        /// How it ended.
-        end: End,
-    },
-    /// The session's stream ended at `at` without a message of the service. With `linger`, the lease is valid
-    /// for at most `linger` after `at`, until a later attach is acknowledged.
-    Detached {
-        /// When the client saw it.
-        at: BootInstant,
-    },
-    /// The connection that carried this hold is gone. It carried no other hold.
-    HoldLost {
-        /// The request that held.
-        seq: Seq,
-        /// The cause that the caller gets.
-        cause: LossCause,
-        /// The reason, for the caller.
-        why: Option<Arc<str>>,
-    },
-    /// The session is gone: its connection or directory is gone, or the service has ended it.
-    Lost(LossCause),
-}
-
-/// A backend's answer to a call.
-#[derive(Clone, Debug)]
-pub enum Answer {
-    /// To [`Call::Open`].
-    Opened,
-    /// To [`Call::KeepAlive`]: everything that the session holds is held for a full ttl from the call's
-    /// sending on.
-    KeptAlive,
-    /// To [`Call::Acquire`]: it holds.
-    Granted(Granted),
-    /// To [`Call::Acquire`] without `wait`: the lock is not free, and nothing of the request is left.
-    Busy(Busy),
-    /// The service will not serve the call, and did nothing.
-    Refused(BackendError),
-    /// To [`Call::Finish`].
-    Finished(End),
-    /// To [`Call::Change`]: the hold is changed as asked.
-    Changed,
-    /// To [`Call::Acquire`] and [`Call::Change`]: an operator has broken the hold.
-    Revoked,
-    /// The service does not know the session any more: everything it held is lost.
-    SessionGone,
-    /// To [`Call::Close`].
-    Closed,
-}
-
-/// The content of a grant.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Hash)]
-pub struct Granted {
-    /// `None` if the backend issues no tokens.
-    pub token: Option<Token>,
-    /// For permits: one per name, in byte order.
-    pub permits: Vec<PermitGrant>,
+pub fn answer_to(conn: &dyn Conn, call: Call) -> BoxFuture<'static, CallResult> {
+    let (responder, answer) = Responder::to_caller();
+    conn.submit(call, responder);
+    answer
 }

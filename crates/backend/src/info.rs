@@ -1,10 +1,8 @@
 //! The descriptions of locks, sessions and services that operators see.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use lockkeeper_core::{LockName, ModeKind, Slot, Token};
-
-use crate::cluster::NodeInfo;
 
 /// The holders and the waiters of a lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -135,50 +133,6 @@ pub struct SessionInfo {
     pub attached: bool,
     /// The rest of its ttl.
     pub left: Duration,
-}
-
-/// The status of the node that answered.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ServiceStatus {
-    /// The service's version.
-    pub version: String,
-    /// The node's id.
-    pub node: u64,
-    /// Identifies the node's data directory.
-    pub incarnation: String,
-    /// Identifies the cluster.
-    pub cluster: String,
-    /// Whether the node is the leader.
-    pub leads: bool,
-    /// The leader's id, if known.
-    pub leader: Option<u64>,
-    /// The term of that leader.
-    pub term: u64,
-    /// Index of the last applied log entry.
-    pub applied: u64,
-    /// Index of the last committed log entry.
-    pub committed: u64,
-    /// Log index of the latest snapshot.
-    pub snapshot: u64,
-    /// The last token issued.
-    pub last_token: u64,
-    /// The number of live sessions.
-    pub sessions: u64,
-    /// The number of holds, waiters and closed holds.
-    pub requests: u64,
-    /// The number of client streams at this node.
-    pub streams: u64,
-    /// The version of the table rules in force.
-    pub rules: u32,
-    /// The members of the cluster, by id, as far as this node knows. Their progress, and which of them
-    /// answer, is known to the leader only.
-    pub members: Vec<NodeInfo>,
-    /// Ids of removed nodes, as far as this node knows.
-    pub removed: Vec<u64>,
-    /// When the node's certificate ends; `None`: it has none.
-    pub certificate_ends: Option<SystemTime>,
-    /// The SHA-256 of the node's file of permissions, in hexadecimal digits; `None`: it has none.
-    pub permissions: Option<String>,
 }
 
 /// What one setting of a lock service implies for its locks.

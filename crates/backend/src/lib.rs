@@ -6,7 +6,7 @@
 //!
 //! | file or folder | content |
 //! | --- | --- |
-//! | `backend`, `conn` | the two traits of a lock service: [`Backend`] for all its clients, [`Conn`] for one session; calls, answers and pushes |
+//! | `backend`, `conn`, `call` | the two traits of a lock service: [`Backend`] for all its clients, [`Conn`] for one session; calls, answers and pushes |
 //! | `backend_info` | what users see of a service before they connect to it ([`BackendInfo`]) |
 //! | `administration` | what operators do with a service that has sessions and nodes of its own ([`Administration`]) |
 //! | [`leased`] | sessions for services that have none, whose entries expire: such a service implements [`leased::Store`] in place of [`Conn`] |
@@ -21,7 +21,9 @@ mod administration;
 mod backend;
 mod backend_info;
 mod backup;
+mod box_future;
 mod break_hold;
+mod call;
 mod capabilities;
 pub mod changes;
 mod cluster;
@@ -42,20 +44,21 @@ mod url;
 mod watch;
 
 pub use administration::Administration;
-pub use backend::{Backend, BoxFuture};
+pub use backend::Backend;
 pub use backend_info::{BackendInfo, Connect, Connecting};
 pub use backup::Backup;
+pub use box_future::BoxFuture;
 pub use break_hold::{BreakOrder, Broken};
+pub use call::{AcquireRequest, Answer, Call, CallError, CallId, Granted, HoldChange, Push};
 pub use capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-pub use cluster::{ClusterInfo, MembersChange, NodeInfo, NodePart, NodeReport};
-pub use conn::{AcquireRequest, Answer, Call, CallError, CallId, Conn, Granted, HoldChange, Push};
+pub use cluster::{ClusterInfo, MembersChange, NodeInfo, NodePart, NodeReport, ServiceStatus};
+pub use conn::Conn;
+#[cfg(feature = "test-util")]
+pub use conn::answer_to;
 pub use error::{BackendError, BackendErrorKind, BreakNotice, Busy, ConnectError, LossCause, Unsupported};
 pub use info::{
-    Finding, HolderInfo, HolderState, LockInfo, ServiceStatus, SessionInfo, WaiterInfo, decode_meta,
-    encode_meta,
+    Finding, HolderInfo, HolderState, LockInfo, SessionInfo, WaiterInfo, decode_meta, encode_meta,
 };
-#[cfg(feature = "test-util")]
-pub use responder::answer_to;
 pub use responder::{CallOrigin, CallResult, Responder};
 pub use rotated::Rotated;
 pub use spec::Spec;

@@ -6,9 +6,8 @@ use std::task::{Context, Poll, Waker};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use crate::backend::BoxFuture;
-use crate::conn::CallError;
-use crate::conn::{Answer, CallId};
+use crate::box_future::BoxFuture;
+use crate::call::{Answer, CallError, CallId};
 use crate::io::Place;
 
 /// The answer to a call, or why there is none.
@@ -104,12 +103,4 @@ impl Drop for Responder {
             session.answered(call, Err(CallError::IN_DOUBT));
         }
     }
-}
-
-/// Submits a call for a test, which polls it.
-#[cfg(any(test, feature = "test-util"))]
-pub fn answer_to(conn: &dyn crate::conn::Conn, call: crate::conn::Call) -> BoxFuture<'static, CallResult> {
-    let (responder, answer) = Responder::to_caller();
-    conn.submit(call, responder);
-    answer
 }

@@ -1,7 +1,7 @@
 //! All exit codes of the program. `docs/cli.md` lists the same codes, with their meanings for users; a test
 //! checks that no code is missing there.
 
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use lockkeeper::url::UrlError;
@@ -97,22 +97,6 @@ impl Failure {
     #[must_use]
     pub fn system(fallback: u8, doing: &str, error: &std::io::Error) -> Self {
         Self::new(code_of(error).unwrap_or(fallback), format!("{doing}: {error}"))
-    }
-
-    /// Prints the message on standard error, as JSON if data are printed as JSON too, and returns the exit
-    /// code.
-    #[must_use]
-    pub fn report(&self, as_json: bool) -> u8 {
-        match self.message.as_str() {
-            "" => {}
-            message if as_json => {
-                let error = serde_json::json!({ "error": message, "code": self.code });
-                // A write error is ignored: there is nowhere to report it.
-                let _ = writeln!(std::io::stderr().lock(), "{error}");
-            }
-            message => crate::output::say(message),
-        }
-        self.code
     }
 }
 

@@ -14,6 +14,24 @@ pub fn say(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr().lock(), "lockkeeper: {}", printable(&text.to_string()));
 }
 
+impl Failure {
+    /// Prints the message on standard error, as JSON if data are printed as JSON too, and returns the exit
+    /// code.
+    #[must_use]
+    pub fn report(&self, as_json: bool) -> u8 {
+        match self.message.as_str() {
+            "" => {}
+            message if as_json => {
+                let error = serde_json::json!({ "error": message, "code": self.code });
+                // A write error is ignored: there is nowhere to report it.
+                let _ = writeln!(std::io::stderr().lock(), "{error}");
+            }
+            message => say(message),
+        }
+        self.code
+    }
+}
+
 /// The text on one line that shows what it contains: labels, values, reasons and names are chosen by other
 /// clients, and could otherwise forge lines, reverse their direction, or command the terminal. Control,
 /// format and separator characters become `\n`, `\u{202e}` and so on.

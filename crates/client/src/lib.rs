@@ -98,6 +98,7 @@ mod guard;
 mod kind;
 mod lock;
 mod locks;
+mod locks_core;
 #[cfg(not(feature = "machine"))]
 #[allow(dead_code, unreachable_pub, missing_docs, reason = "public with the feature `machine` only")]
 mod machine;

@@ -16,7 +16,7 @@ use tracing::{Instrument, Span};
 use crate::error::{AcquireError, HoldError, Lost, ReleaseError};
 use crate::guard::{Guard, Held};
 use crate::kind::{Kind, Unfenced};
-use crate::locks::Core;
+use crate::locks_core::Core;
 use crate::machine::{AcquireLimits, NotAcquired};
 use crate::observe;
 use crate::session::{Callbacks, NotHeld};

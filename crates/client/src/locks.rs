@@ -1,23 +1,23 @@
 //! The client of one lock service: creates locks, answers queries, shuts down.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use lockkeeper_backend::io::LeaseThread;
+#[cfg(doc)]
+use lockkeeper_backend::BackendErrorKind;
 use lockkeeper_backend::{
-    Administration, Backend, BackendError, BackendErrorKind, Backup, BreakOrder, Broken, Capabilities,
-    ClusterInfo, ConnectError, Finding, LockInfo, MembersChange, NodeReport, ServiceStatus, SessionInfo,
-    Spec, Unsupported, Watch,
+    Administration, Backend, BackendError, Backup, BreakOrder, Broken, Capabilities, ClusterInfo,
+    ConnectError, Finding, LockInfo, MembersChange, NodeReport, ServiceStatus, SessionInfo, Unsupported,
+    Watch,
 };
 use lockkeeper_core::{LockName, Mode, NameError, Token, TokenStatus, validate};
 
 use crate::backends;
-use crate::error::AcquireError;
 use crate::kind::{Fenced, Kind, Unfenced};
 use crate::lock::Lock;
+use crate::locks_core::Core;
 use crate::recipes::{Election, Partitions, Striped};
 use crate::session::Session;
 
@@ -25,24 +25,6 @@ use crate::session::Session;
 pub struct Locks<F: Kind = Unfenced> {
     core: Arc<Core>,
     kind: PhantomData<F>,
-}
-
-/// State shared by the clones of a client.
-pub(crate) struct Core {
-    backend: Arc<dyn Backend>,
-    label: String,
-    state: Mutex<LocksState>,
-}
-
-#[derive(Default)]
-struct LocksState {
-    lease_thread: Option<LeaseThread>,
-    /// One session per distinct spec, shared by all locks of the client: the cost of keep-alives does not
-    /// grow with the locks.
-    sessions: BTreeMap<Spec, Arc<Session>>,
-    /// Sessions without renewal belong to one hold each. They are kept here so that a shutdown finds them.
-    unshared: Vec<Weak<Session>>,
-    stopping: bool,
 }
 
 /// The result of [`Locks::shutdown`].
@@ -331,50 +313,6 @@ impl<F: Kind> Locks<F> {
         let _ = tokio::time::timeout(limit, all_closed).await;
         let closed = sessions.iter().filter(|session| session.is_closed()).count();
         ShutdownReport { closed, left: sessions.len() - closed }
-    }
-}
-
-impl Core {
-    pub(crate) fn capabilities(&self) -> &Capabilities {
-        self.backend.capabilities()
-    }
-
-    pub(crate) fn backend_name(&self) -> &'static str {
-        self.capabilities().backend
-    }
-
-    /// The session shared by all locks with this spec. A session without renewal is not shared.
-    pub(crate) fn session(&self, spec: Spec) -> Result<Arc<Session>, AcquireError> {
-        let mut state = self.state();
-        if state.stopping {
-            return Err(AcquireError::ShuttingDown);
-        }
-        if let Some(session) = state.sessions.get(&spec) {
-            return Ok(session.clone());
-        }
-        let lease_thread = match self.backend.lease_thread().or_else(|| state.lease_thread.clone()) {
-            Some(lease_thread) => lease_thread,
-            None => {
-                let started = LeaseThread::start("lockkeeper-lease").map_err(|error| {
-                    let what =
-                        "the thread that renews leases could not be started; raise the limit on threads";
-                    BackendError::caused(BackendErrorKind::Operator, what, error)
-                })?;
-                state.lease_thread.insert(started).clone()
-            }
-        };
-        let session = Session::start(self.backend.clone(), spec, &self.label, lease_thread);
-        if spec.renew {
-            state.sessions.insert(spec, session.clone());
-        } else {
-            state.unshared.retain(|session| session.strong_count() > 0);
-            state.unshared.push(Arc::downgrade(&session));
-        }
-        Ok(session)
-    }
-
-    fn state(&self) -> MutexGuard<'_, LocksState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -12,6 +12,7 @@
 //! world and must be read by newcomers, so the two share no code. The service does not depend on this crate,
 //! whose client library it would need: `lockkeeper serve` passes it the page (`HazardPlayer`).
 
+mod client;
 mod locks;
 mod outcome;
 pub mod page;

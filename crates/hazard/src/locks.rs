@@ -1,50 +1,12 @@
 //! The lock service of a play: our own, or Redlock.
 
-use lockkeeper::machine::{CallId, CallKind, Event};
-use lockkeeper_core::{ModeKind, Token};
+use lockkeeper::machine::{CallId, CallKind};
+use lockkeeper_core::ModeKind;
 
+use crate::client::{Client, CountedHold, Sent};
 use crate::redlock::Redlock;
 use crate::service::LockService;
 use crate::settings::{LockServiceKind, Settings};
-use crate::trace::Lane;
-
-/// The lock service's view of a client.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Client {
-    A,
-    B,
-    C,
-}
-
-impl Client {
-    pub(crate) fn lane(self) -> Lane {
-        match self {
-            Self::A => Lane::A,
-            Self::B => Lane::B,
-            Self::C => Lane::C,
-        }
-    }
-}
-
-/// What the lock service sends to a client's machine.
-pub(crate) struct Sent {
-    pub(crate) client: Client,
-    pub(crate) event: Event,
-}
-
-impl Sent {
-    pub(crate) fn to(client: Client, event: Event) -> Self {
-        Self { client, event }
-    }
-}
-
-/// A hold, as the lock service counts it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct CountedHold {
-    pub(crate) token: Option<Token>,
-    pub(crate) holder: Client,
-    pub(crate) is_closed: bool,
-}
 
 /// The lock service.
 pub(crate) enum PlayedLocks {

@@ -9,7 +9,7 @@ use lockkeeper::{BootInstant, LossCause};
 use lockkeeper_core::{ModeKind, Token};
 use lockkeeper_fence::Section;
 
-use crate::locks::Client;
+use crate::client::Client;
 use crate::resource::BalanceRead;
 use crate::settings::Settings;
 

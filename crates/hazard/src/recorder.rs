@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::locks::CountedHold;
+use crate::client::CountedHold;
 use crate::trace::{Account, Lane, Message, MessageKind, Phase, Span, SpanKind, Step, StepKind};
 
 /// The most messages that are recorded, and of sessions: the renewals of a long play are not worth more.

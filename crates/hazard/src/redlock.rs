@@ -9,7 +9,7 @@ use lockkeeper::LossCause;
 use lockkeeper::machine::{Answer, CallId, CallKind, Event, Granted, Push};
 use lockkeeper_core::{End, Seq};
 
-use crate::locks::{Client, CountedHold, Sent};
+use crate::client::{Client, CountedHold, Sent};
 
 const SERVERS: usize = 5;
 const MAJORITY: usize = 3;

@@ -13,7 +13,7 @@ use lockkeeper_core::{
     Seq, SessionId, Table, Token,
 };
 
-use crate::locks::{Client, CountedHold, Sent};
+use crate::client::{Client, CountedHold, Sent};
 use crate::settings::Settings;
 
 /// The name of the lock.

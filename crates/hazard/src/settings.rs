@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::stories::story;
-
 /// The longest of the times that can be chosen, in milliseconds; it bounds a play's work.
 const TIME_MS_MAX: u64 = 120_000;
 /// The range of the ttl, in milliseconds. Below, the play's slow network would use up the lease.
@@ -231,22 +229,6 @@ impl Settings {
             _ => return Err(SettingsError::Unknown { key: key.chars().take(100).collect() }),
         }
         Ok(())
-    }
-
-    /// Settings from a query. `story` names the story whose settings they start from; all other keys are from
-    /// [`KEYS`].
-    ///
-    /// # Errors
-    /// [`SettingsError`]: a key or a value can't be used, or the settings do not fit together.
-    pub fn of_query(pairs: &[(&str, &str)]) -> Result<Self, SettingsError> {
-        let mut settings = match pairs.iter().find(|(key, _)| *key == "story") {
-            Some((_, name)) => story(name)?.settings(),
-            None => Self::default(),
-        };
-        for (key, value) in pairs.iter().filter(|(key, _)| *key != "story") {
-            settings.set(key, value)?;
-        }
-        settings.check().map(|()| settings)
     }
 
     /// Checks that the settings fit together.

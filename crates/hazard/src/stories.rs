@@ -33,6 +33,24 @@ impl Story {
     }
 }
 
+impl Settings {
+    /// Settings from a query. `story` names the story whose settings they start from; all other keys are from
+    /// [`KEYS`](crate::settings::KEYS).
+    ///
+    /// # Errors
+    /// [`SettingsError`]: a key or a value can't be used, or the settings do not fit together.
+    pub fn of_query(pairs: &[(&str, &str)]) -> Result<Self, SettingsError> {
+        let mut settings = match pairs.iter().find(|(key, _)| *key == "story") {
+            Some((_, name)) => story(name)?.settings(),
+            None => Self::default(),
+        };
+        for (key, value) in pairs.iter().filter(|(key, _)| *key != "story") {
+            settings.set(key, value)?;
+        }
+        settings.check().map(|()| settings)
+    }
+}
+
 /// A story by its name.
 ///
 /// # Errors

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::access::Identity;
-use crate::files::FileError;
+use crate::error::FileError;
 
 /// The size in bytes at which a file is renamed to `FILE.1`, and a new one begins.
 const FILE_BYTES_MAX: u64 = 64 << 20;

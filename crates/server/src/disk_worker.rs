@@ -11,8 +11,8 @@ use lockkeeper_replica::storage::{PIECE_BYTES_MAX, Removal, SnapshotWriter, Snap
 use lockkeeper_replica::{Received, SnapshotStep};
 use lockkeeper_wire::store::SnapshotTail;
 
+use crate::disk::{fail_stop, is_full};
 use crate::inbox::Inbox;
-use crate::node::{fail_stop, is_full};
 use crate::observe;
 use crate::peers::Arrived;
 

@@ -9,7 +9,6 @@ use lockkeeper_replica::{Difference, Fatal, LostEntries};
 use lockkeeper_wire::peer::Refusal;
 
 use crate::disk::DirectoryError;
-use crate::files::FileError;
 use crate::tls::NodeName;
 
 /// The reason why a node can't serve, or stopped serving.
@@ -293,6 +292,46 @@ fn with_cause(error: &dyn std::error::Error) -> String {
         Some(cause) => format!("{error} ({cause})"),
         None => error.to_string(),
     }
+}
+
+/// Why a file that a node is given can't be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// A file can't be read.
+    #[error("`{}` can't be read: {source}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// A file can't be written.
+    #[error("`{}` can't be written: {source}", file.display())]
+    Write {
+        /// The file.
+        file: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// A file has no usable content.
+    #[error("`{}` can't be used: {}", file.display(), why.trim_end())]
+    Unusable {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with the content.
+        why: String,
+    },
+    /// The certificate names another node, or a node of another cluster, than this one.
+    #[error("`{}` is the certificate of {found}, and this is {wanted}", file.display())]
+    OtherNames {
+        /// The file.
+        file: PathBuf,
+        /// The node in the certificate.
+        found: String,
+        /// This node.
+        wanted: String,
+    },
 }
 
 #[cfg(test)]

@@ -1,58 +1,19 @@
 //! The small files in a node's options: certificates, tokens, permissions. They are reloaded while the node
 //! runs.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use crate::audit::{Audit, AuditRecord};
+use crate::error::FileError;
 
 /// Limit on the size of a file, in bytes.
 pub(crate) const FILE_BYTES_MAX: usize = 1 << 20;
 /// The interval at which the files are compared with those in use.
 const LOOK: Duration = Duration::from_secs(10);
-
-/// Why a file that a node is given can't be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FileError {
-    /// A file can't be read.
-    #[error("`{}` can't be read: {source}", file.display())]
-    Read {
-        /// The file.
-        file: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// A file can't be written.
-    #[error("`{}` can't be written: {source}", file.display())]
-    Write {
-        /// The file.
-        file: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// A file has no usable content.
-    #[error("`{}` can't be used: {}", file.display(), why.trim_end())]
-    Unusable {
-        /// The file.
-        file: PathBuf,
-        /// What is wrong with the content.
-        why: String,
-    },
-    /// The certificate names another node, or a node of another cluster, than this one.
-    #[error("`{}` is the certificate of {found}, and this is {wanted}", file.display())]
-    OtherNames {
-        /// The file.
-        file: PathBuf,
-        /// The node in the certificate.
-        found: String,
-        /// This node.
-        wanted: String,
-    },
-}
 
 /// Reads a file of at most [`FILE_BYTES_MAX`] bytes.
 ///

@@ -75,9 +75,8 @@ mod run;
 mod tls;
 mod traces;
 
-pub use error::ServeError;
+pub use error::{FileError, ServeError};
 pub use file_limit::raise_file_limit;
-pub use files::FileError;
 pub use front::LEADER_METADATA;
 pub use options::{
     CONNECTIONS_MAX, ELECTION_TIMEOUT, HazardPlayer, HttpListen, IDLE_TIMEOUT, MetricsPage, PageFile,

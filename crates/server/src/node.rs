@@ -20,6 +20,7 @@ use lockkeeper_wire::store::Record;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::clock;
+use crate::disk::{fail_stop, is_full};
 use crate::disk_worker::{Chore, DiskTaskResult};
 use crate::error::ServeError;
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
@@ -338,23 +339,4 @@ fn turn_requests(last_sync: Duration) -> usize {
         .saturating_add(1)
         .saturating_mul(TURN_REQUESTS)
         .min(TURN_REQUESTS_MAX)
-}
-
-/// Whether the error means a full disk: that is no bug, so the process exits with a message and does not
-/// abort.
-pub(crate) fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
-/// Aborts the process after a failed write: the state of the disk is unknown, so any further answer could be
-/// wrong. A failed sync is never retried, since a second sync reports success for pages that the kernel has
-/// dropped (P10).
-pub(crate) fn fail_stop(directory: &str, what: &str, error: &io::Error) -> ! {
-    tracing::error!(
-        directory,
-        %error,
-        "writing {what} in `{directory}` failed ({error}); this process ends at once, nothing that was acknowledged is \
-         lost; check the disk (`dmesg`), then start again"
-    );
-    std::process::abort()
 }

@@ -17,7 +17,8 @@ use nix::sys::signal::Signal;
 
 use crate::TaskResult;
 use crate::foreign;
-use crate::needs::{Need, RIG};
+use crate::needs::Need;
+use crate::packages::RIG;
 use crate::services::{ServiceLocation, probe};
 
 /// One service: a process on 127.0.0.1.

@@ -10,7 +10,7 @@ use tokio::runtime::{Builder, EnterGuard, Handle, Runtime};
 use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 
-use crate::backend::BoxFuture;
+use crate::box_future::BoxFuture;
 use crate::error::{BackendError, BackendErrorKind};
 
 /// Spawns futures on the thread, which ends once all handles are dropped and all futures have completed.

@@ -21,7 +21,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::LeaseThread;
-use crate::backend::BoxFuture;
+use crate::box_future::BoxFuture;
 use crate::error::{BackendError, BackendErrorKind};
 
 /// Shortest and longest pause between failed attempts to open a shared connection.

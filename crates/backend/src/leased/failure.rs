@@ -1,6 +1,6 @@
 //! Why a call to a lock service has no usable answer.
 
-use crate::conn::CallError;
+use crate::call::CallError;
 use crate::error::{BackendError, BackendErrorKind};
 
 /// A failed call. `A`: an answer of this service that the caller may expect.

@@ -10,7 +10,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::store::{Entry, EntryId, Renewed};
 use super::wakes::{Wake, WakeUp};
-use crate::conn::{Granted, Push};
+use crate::call::{Granted, Push};
 use crate::time::BootInstant;
 
 pub(super) struct LeasedRequests {

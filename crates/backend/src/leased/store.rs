@@ -7,9 +7,9 @@ use std::time::Duration;
 use lockkeeper_core::{End, LockName, Mode, Seq};
 use lockkeeper_core::{PermitGrant, Token};
 
-use crate::backend::BoxFuture;
-use crate::conn::CallError;
-use crate::conn::Granted;
+use crate::box_future::BoxFuture;
+use crate::call::CallError;
+use crate::call::Granted;
 use crate::error::{BackendError, Busy};
 use crate::time::BootInstant;
 

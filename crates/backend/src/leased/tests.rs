@@ -12,11 +12,11 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::backend::BoxFuture;
-use crate::conn::{AcquireRequest, Call, CallError};
-use crate::conn::{Answer, Granted, Push};
+use crate::box_future::BoxFuture;
+use crate::call::{AcquireRequest, Call, CallError};
+use crate::call::{Answer, Granted, Push};
+use crate::conn::answer_to;
 use crate::error::Busy;
-use crate::responder::answer_to;
 use crate::spec::Spec;
 use crate::time::BootInstant;
 

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::connection::DynamoFailure;
 use super::items::{Attributes, Item, ItemHolder, LockItem, shown_owner};
-use super::store::DynamoStore;
+use super::writes::DynamoStore;
 
 /// Time limit of one call.
 const LIMIT: Duration = Duration::from_secs(5);

@@ -30,7 +30,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use connection::{DynamoClients, configure};
 use observed::Observed;
 use settings::Settings;
-use store::DynamoStore;
+use writes::DynamoStore;
 
 pub use table::client;
 pub use table::init;

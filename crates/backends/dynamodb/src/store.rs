@@ -10,10 +10,9 @@ use lockkeeper_backend::{BackendError, BackendErrorKind, BootInstant, BoxFuture,
 use lockkeeper_core::{End, LockName, Mode, Token};
 use tokio::time::{Instant, sleep};
 
-use super::connection::{DynamoClients, DynamoFailure};
-use super::items::{Attributes, Item, LockItem, last_token, owner, refused_name};
-use super::observed::Observed;
-use super::writes::{Taking, malformed};
+use super::connection::DynamoFailure;
+use super::items::{Item, LockItem, last_token, owner, refused_name};
+use super::writes::{DynamoStore, Taking, malformed};
 
 /// Renewals under way at a time.
 const RENEWALS: usize = 16;
@@ -26,15 +25,6 @@ const CONFLICT: Duration = Duration::from_millis(50);
 const READERS_MAX: usize = 100;
 /// How many dead shared holders a new one removes, within DynamoDB's limit for the length of a condition.
 const DEAD_MAX: usize = 10;
-
-/// The items of one client.
-pub(super) struct DynamoStore {
-    pub(super) link: DynamoClients,
-    pub(super) attributes: Attributes,
-    pub(super) observed: Observed,
-    /// How often a waiter looks, on average.
-    pub(super) poll: Duration,
-}
 
 impl Store for DynamoStore {
     fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {

@@ -1,6 +1,7 @@
 //! The writes of items, each on the condition that the item is as expected.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use aws_sdk_dynamodb::config::{self, retry::RetryConfig};
 use aws_sdk_dynamodb::error::{BuildError, SdkError};
@@ -11,12 +12,21 @@ use lockkeeper_backend::{BackendError, BackendErrorKind};
 use lockkeeper_core::{LockName, Mode};
 use tokio::time::Instant;
 
-use super::connection::DynamoFailure;
+use super::connection::{DynamoClients, DynamoFailure};
 use super::items::{
     Attributes, BREAK, Item, LockItem, READER_VERSION, READERS, SHARED, TOKEN, expires, observed_lease,
     owner, reader,
 };
-use super::store::DynamoStore;
+use super::observed::Observed;
+
+/// The items of one client.
+pub(super) struct DynamoStore {
+    pub(super) link: DynamoClients,
+    pub(super) attributes: Attributes,
+    pub(super) observed: Observed,
+    /// How often a waiter looks, on average.
+    pub(super) poll: Duration,
+}
 
 /// How a transaction ended that was to take a lock.
 pub(super) enum Taking {

@@ -96,7 +96,7 @@ pub(super) async fn break_hold(store: Arc<FileStore>, order: BreakOrder) -> Resu
         && let Some(holder) = holder_of(&record, token)
     {
         let label = state.label(holder);
-        let pid = state.tag(holder).map_or(0, super::session_file::Tag::pid);
+        let pid = state.tag(holder).map_or(0, super::tag::Tag::pid);
         return Err(OsError::Error(BackendError::new(
             BackendErrorKind::Unsupported,
             format!(

@@ -8,7 +8,7 @@
 //!
 //! `docs/backends/file.md` is the page for users: guarantees, layout, behaviour in a crash. Reading order
 //! here: `store` (the directory), `counter`, `slots`, `state` and `record` (the files), `session_file`
-//! (liveness), `session`, `acquire`, `finish` (the calls), `inspect`.
+//! (liveness), `conn`, `session`, `acquire`, `finish` (the calls), `inspect`.
 //!
 //! Notes on the design:
 //! - Short flocks (record, counter) are tried in a loop with random pauses instead of a blocking call. So if
@@ -20,6 +20,7 @@
 //!   for its names is the token of the request, and the records of the other names store it too.
 
 mod acquire;
+mod conn;
 mod counter;
 mod finish;
 mod fs_type;
@@ -34,6 +35,7 @@ mod session_file;
 mod slots;
 mod state;
 mod store;
+mod tag;
 #[cfg(test)]
 mod tests;
 
@@ -50,8 +52,8 @@ use lockkeeper_backend::{
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
+use self::conn::FileConn;
 use self::os::OsError;
-use self::session::FileConn;
 use self::store::{Config, FileStore};
 
 const CAPABILITIES: Capabilities = Capabilities {

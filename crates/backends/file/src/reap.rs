@@ -11,9 +11,10 @@ use lockkeeper_core::{Command, Effects, Seq, SessionId, Table, Token};
 
 use super::os::OsError;
 use super::record::Record;
-use super::session_file::{Life, Tag, bury, probe};
+use super::session_file::{Life, bury, probe};
 use super::state::{RecordState, is_held};
 use super::store::FileStore;
+use super::tag::Tag;
 
 /// The result of checking a record.
 #[derive(Default)]

@@ -18,10 +18,11 @@ use lockkeeper_core::{Command, Effects, LockName, ModeKind, Seq, SessionId, Slot
 use super::os::{
     Backoff, OsError, die_at, explain, open_at, open_or_create_at, remove_at, try_flock, unflock,
 };
-use super::session_file::{Tag, wake};
+use super::session_file::wake;
 use super::slots::{self, Content, Current};
 use super::state::{HoldNote, RecordState, is_held, is_idle, slots_of};
 use super::store::FileStore;
+use super::tag::Tag;
 use super::{names, reactor};
 
 /// Mode bit of a hold file created by this backend, which is removed with its lock. A hold file created by a

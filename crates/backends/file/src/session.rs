@@ -1,4 +1,4 @@
-//! One client session over a lock directory: the library's calls, and the wake-ups from the session's pipe.
+//! One client session over a lock directory: its requests, and the wake-ups from the session's pipe.
 //!
 //! Keeps every request of the session for as long as the client may retry it (P7, R4). Answers can get lost
 //! only with this process, whose end also ends the session, so they need no storage more durable than memory.
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use lockkeeper_backend::{AcquireRequest, Answer, Call, CallError, Conn, LossCause, Push, Responder, Spec};
+use lockkeeper_backend::{AcquireRequest, LossCause, Push};
 use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{End, LockName, OpenSession, PermitGrant, Seq, Token, limits};
 use tokio::io::unix::AsyncFd;
@@ -21,10 +21,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::names::{file_of_hold, stem};
 use super::os::{OsError, is_at};
+use super::reactor;
 use super::record::Record;
 use super::session_file::{SessionFile, drain, sweep};
 use super::store::FileStore;
-use super::{FileShared, acquire, finish, reactor};
 
 /// How often a session checks that its directory and the files of its holds are there, and repeats pushes
 /// that its client may have missed.
@@ -35,15 +35,6 @@ const SWEPT_AT_OPEN: usize = 16;
 /// For how many idle locks a session keeps the files for their next use: creating them again takes as long as
 /// a sync. They are removed when the session is closed, and otherwise by the next `list`.
 const IDLE_KEPT: usize = 32;
-
-/// The connection used by the library: one session at a time, and a new one after a loss.
-pub(super) struct FileConn {
-    shared: Arc<FileShared>,
-    lock_delay: Duration,
-    label: Box<str>,
-    pushes: UnboundedSender<Push>,
-    live: Arc<Mutex<Option<Arc<FileSession>>>>,
-}
 
 /// A live session.
 pub(super) struct FileSession {
@@ -147,89 +138,8 @@ impl FileRequest {
     }
 }
 
-impl FileConn {
-    pub(super) fn new(
-        shared: Arc<FileShared>,
-        spec: Spec,
-        label: &str,
-        pushes: UnboundedSender<Push>,
-    ) -> Self {
-        let end = (0..=limits::LABEL_BYTES_MAX.min(label.len())).rev().find(|&at| label.is_char_boundary(at));
-        let label = label[..end.unwrap_or(0)].into();
-        Self { shared, lock_delay: spec.lock_delay, label, pushes, live: Arc::default() }
-    }
-
-    fn live(&self) -> Option<Arc<FileSession>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner).clone().filter(|session| !session.is_gone())
-    }
-
-    fn open(&self, fresh: bool) -> Result<Answer, CallError> {
-        if !fresh && self.live().is_some() {
-            return Ok(Answer::Opened);
-        }
-        let (lock_delay, label, pushes) = (self.lock_delay, self.label.clone(), self.pushes.clone());
-        match self.shared.store().and_then(|store| FileSession::open(store, lock_delay, label, pushes)) {
-            Ok(session) => {
-                *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(session);
-                Ok(Answer::Opened)
-            }
-            Err(OsError::Stuck(_) | OsError::Gone) => Err(CallError::NOT_SENT),
-            Err(OsError::Error(error)) => Ok(Answer::Refused(error)),
-        }
-    }
-}
-
-impl Conn for FileConn {
-    fn submit(&self, call: Call, responder: Responder) {
-        let session = match call {
-            Call::Open { fresh } => return responder.send(self.open(fresh)),
-            _ => self.live(),
-        };
-        let Some(session) = session else { return responder.send(Ok(Answer::SessionGone)) };
-        match call {
-            Call::Open { .. } | Call::KeepAlive => responder.send(Ok(Answer::KeptAlive)),
-            Call::Acquire { seq, done_through, request, .. } => {
-                session.take_done_through(done_through);
-                match session.register(seq, request) {
-                    Ok(request) => responder
-                        .send_when(Box::pin(async move { acquire::acquire(&session, &request).await })),
-                    Err(end) => responder.send(Ok(Answer::Finished(end))),
-                }
-            }
-            Call::Finish { seq, target, done_through } => {
-                session.take_done_through(done_through);
-                // From here on no step of the request acquires anything, whether or not the acquire's future
-                // is still polled.
-                match session.finishing(seq, target) {
-                    Ok(request) => responder
-                        .send_when(Box::pin(async move { finish::finish(&session, &request, seq).await })),
-                    Err(end) => responder.send(Ok(Answer::Finished(end))),
-                }
-            }
-            // Refused before: the capability is missing.
-            Call::Change { .. } => responder.send(Err(CallError::NOT_SENT)),
-            Call::Close => {
-                let live = Arc::clone(&self.live);
-                responder.send_when(Box::pin(async move {
-                    finish::close(&session).await;
-                    live.lock().unwrap_or_else(PoisonError::into_inner).take();
-                    Ok(Answer::Closed)
-                }));
-            }
-        }
-    }
-
-    fn descriptors(&self, seq: Seq) -> Vec<RawFd> {
-        let Some(session) = self.live() else { return Vec::new() };
-        let Some(request) = session.book().requests.get(&seq).cloned() else { return Vec::new() };
-        let progress = request.progress();
-        let holds = progress.parts.iter().filter_map(|part| part.hold.as_ref());
-        session.file.pipe().iter().chain(holds).map(|file| file.as_raw_fd()).collect()
-    }
-}
-
 impl FileSession {
-    fn open(
+    pub(super) fn open(
         store: Arc<FileStore>,
         lock_delay: Duration,
         label: Box<str>,
@@ -262,6 +172,14 @@ impl FileSession {
             }
         });
         Ok(session)
+    }
+
+    /// Descriptors that keep the hold of a request alive in any process that has them.
+    pub(super) fn descriptors(&self, seq: Seq) -> Vec<RawFd> {
+        let Some(request) = self.book().requests.get(&seq).cloned() else { return Vec::new() };
+        let progress = request.progress();
+        let holds = progress.parts.iter().filter_map(|part| part.hold.as_ref());
+        self.file.pipe().iter().chain(holds).map(|file| file.as_raw_fd()).collect()
     }
 
     /// The command that opens this session in a record's table, or finds it there (S1).
@@ -351,7 +269,7 @@ impl FileSession {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take_done_through(&self, done_through: Seq) {
+    pub(super) fn take_done_through(&self, done_through: Seq) {
         let mut book = self.book();
         if done_through.0 > book.done_through {
             book.done_through = done_through.0;
@@ -360,7 +278,7 @@ impl FileSession {
     }
 
     /// Finds or creates the request of an acquire; `Err` if it has ended (R4, R5).
-    fn register(&self, seq: Seq, acquire: Arc<AcquireRequest>) -> Result<Arc<FileRequest>, End> {
+    pub(super) fn register(&self, seq: Seq, acquire: Arc<AcquireRequest>) -> Result<Arc<FileRequest>, End> {
         let mut book = self.book();
         if let Some(request) = book.requests.get(&seq) {
             return Ok(Arc::clone(request));
@@ -378,7 +296,7 @@ impl FileSession {
 
     /// The request that a `Finish` ends. `Err` if it has ended already, or if it never began and will
     /// therefore never begin (R4).
-    fn finishing(&self, seq: Seq, target: Seq) -> Result<Arc<FileRequest>, End> {
+    pub(super) fn finishing(&self, seq: Seq, target: Seq) -> Result<Arc<FileRequest>, End> {
         let mut book = self.book();
         if let Some(request) = book.requests.get(&target) {
             let request = Arc::clone(request);

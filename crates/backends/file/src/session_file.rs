@@ -9,7 +9,6 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lockkeeper_core::Seq;
@@ -17,39 +16,9 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::FchmodatFlags;
 
-use super::os::{OsError, explain, hex, mode_bits, open_at, random_id, remove_at, try_flock, unflock};
+use super::os::{OsError, explain, mode_bits, open_at, remove_at, try_flock, unflock};
 use super::store::FileStore;
-
-/// A session's identity in records. It is stored in the field for the hash of the session's secret, because
-/// that is the field by which the table finds the session when it is opened again (S1).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
-pub(super) struct Tag {
-    id: [u8; 16],
-    pid: u32,
-}
-
-impl Tag {
-    pub(super) fn to_hash(self) -> [u8; 32] {
-        let mut hash = [0; 32];
-        hash[..16].copy_from_slice(&self.id);
-        hash[16..20].copy_from_slice(&self.pid.to_le_bytes());
-        hash
-    }
-
-    pub(super) fn from_hash(hash: &[u8; 32]) -> Self {
-        let pid = u32::from_le_bytes(std::array::from_fn(|i| hash[16 + i]));
-        Self { id: std::array::from_fn(|i| hash[i]), pid }
-    }
-
-    /// The process id, for operators.
-    pub(super) fn pid(self) -> u32 {
-        self.pid
-    }
-
-    fn file(self) -> String {
-        hex(&self.id)
-    }
-}
+use super::tag::Tag;
 
 /// The file of this process' own session.
 pub(super) struct SessionFile {
@@ -61,7 +30,7 @@ pub(super) struct SessionFile {
 impl SessionFile {
     pub(super) fn create(store: &FileStore) -> Result<Self, OsError> {
         loop {
-            let tag = Tag { id: random_id(), pid: std::process::id() };
+            let tag = Tag::random();
             let fault = |doing: &str, e: io::Error| {
                 store.fault(explain(doing, &store.path.join("sessions").join(tag.file()), e))
             };
@@ -179,16 +148,6 @@ pub(super) fn probe(store: &FileStore, tag: Tag) -> Result<Life, OsError> {
 pub(super) fn bury(store: &FileStore, tag: Tag) {
     // On failure a later sweep removes it.
     let _ = remove_at(&store.sessions, &tag.file());
-}
-
-/// Whether any session lives; `folder` is the directory of their files, at `path`.
-pub(super) fn any_lives(folder: &File, path: &Path) -> bool {
-    let Ok(entries) = std::fs::read_dir(path) else { return false };
-    let mut names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    names.any(|name| {
-        let pipe = open_at(folder, &name, OFlag::O_RDONLY | OFlag::O_NONBLOCK);
-        pipe.is_ok_and(|pipe| matches!(try_flock(&pipe, false), Ok(false)))
-    })
 }
 
 /// Checks at most `most` session files and removes those of dead sessions: a session without locks is found

@@ -8,7 +8,7 @@ use lockkeeper_core::snapshot::{Phase, RequestState};
 use lockkeeper_core::{LockName, ModeKind, Seq, SessionId, Slot, Snapshot, Token};
 
 use super::os::boot_id;
-use super::session_file::Tag;
+use super::tag::Tag;
 
 /// Incremented with every change of a record's layout.
 const FORMAT: u8 = 2;

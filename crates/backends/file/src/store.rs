@@ -19,7 +19,6 @@ use super::counter::{self, Counter};
 use super::fs_type;
 use super::names::is_record;
 use super::os::{Backoff, OsError, create_at, explain, hex, mode_bits, open_at, random_id, try_flock};
-use super::session_file::any_lives;
 use super::slots::{self, Content};
 use super::state::RecordState;
 
@@ -325,6 +324,16 @@ fn not_a_format(path: &Path, text: &str) -> OsError {
         path.display(),
         text.chars().take(40).collect::<String>()
     ))
+}
+
+/// Whether any session lives; `folder` is the directory of their files, at `path`.
+fn any_lives(folder: &File, path: &Path) -> bool {
+    let Ok(entries) = std::fs::read_dir(path) else { return false };
+    let mut names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    names.any(|name| {
+        let pipe = open_at(folder, &name, OFlag::O_RDONLY | OFlag::O_NONBLOCK);
+        pipe.is_ok_and(|pipe| matches!(try_flock(&pipe, false), Ok(false)))
+    })
 }
 
 /// The initial value of a new counter (T1).

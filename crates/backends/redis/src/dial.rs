@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_backend::io::{HEAD_START, first_success};
-use lockkeeper_backend::{ConnectError, Url};
 use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 use redis::{
@@ -19,10 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::refusal;
 use super::reply_limit::ReplyLimit;
-use super::settings::{Settings, Topology};
-use super::target::Target;
 
 /// TCP keep-alive: idle time before the first probe, and the interval between probes.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
@@ -52,35 +48,6 @@ pub(super) struct Dialer {
 pub struct RedisConnection {
     pub(super) calls: MultiplexedConnection,
     _driver: Arc<AbortOnDropHandle<()>>,
-}
-
-impl RedisConnection {
-    /// Connects to the server of a URL as in `docs/backends/redis.md`, or to the primary that its sentinels
-    /// name; over RESP2. `limit`: for connecting, and for each reply.
-    ///
-    /// # Errors
-    /// The URL is invalid, or names a cluster; the server can't be reached, or refuses the login.
-    pub async fn connect(url: &Url, limit: Duration) -> Result<Self, ConnectError> {
-        let mut url = url.clone();
-        if !["redis", "rediss", "redis+unix"].contains(&url.scheme.as_str()) {
-            return Err(url.bad_part(url.scheme.clone(), "`redis`, `rediss` or `redis+unix`").into());
-        }
-        url.find_password()?;
-        let (settings, topology) = Settings::parse(&url)?;
-        if matches!(topology, Topology::Cluster(_)) {
-            return Err(url
-                .bad_part("cluster=true", "of use here: this is a connection to one server")
-                .into());
-        }
-        let target = Target::new(settings, topology);
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(limit));
-        let connecting = async {
-            let opened = target.dialer().await?.with_resp2().connect(config).await;
-            opened.map_err(|error| refusal::of_connecting(&error, &target).into())
-        };
-        let connected = tokio::time::timeout(limit, connecting).await;
-        connected.unwrap_or_else(|_| Err(refusal::connecting_took_too_long(&target, limit).into()))
-    }
 }
 
 impl ConnectionLike for RedisConnection {

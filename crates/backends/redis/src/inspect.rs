@@ -14,11 +14,12 @@ use tokio::time::Instant;
 
 use super::answers::Items;
 use super::layout::{self, Hold, KeySet, foreign_holder};
-use super::link::{Failure, Over, PASSING_PAUSE};
+use super::link::{Failure, Over};
+use super::refusal::{self, PASSING_PAUSE};
+use super::role;
 use super::scripts::{SCRIPTS, Script};
 use super::slots::{Range, ranges};
 use super::store::RedisStore;
-use super::{refusal, role};
 
 /// The entry of calls that concern a whole name.
 const NO_ENTRY: EntryId = EntryId(String::new());

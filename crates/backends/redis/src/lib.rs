@@ -10,6 +10,7 @@
 
 mod answers;
 mod cluster;
+mod connect;
 mod dial;
 mod findings;
 mod identity;

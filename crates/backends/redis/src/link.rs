@@ -34,9 +34,6 @@ const BATCH: usize = 500;
 /// Time limit of the `PING` on the main connection after another connection could not be opened.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Pause between attempts of a call that the server refuses for a reason that passes soon.
-pub(super) const PASSING_PAUSE: Duration = Duration::from_millis(50);
-
 /// Why a call has no usable reply.
 #[derive(Clone, Debug)]
 pub(super) enum Failure {

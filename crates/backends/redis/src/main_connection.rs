@@ -19,9 +19,9 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::dial::{Dialer, RedisConnection, without_time_limit};
 use super::layout;
-use super::link::PASSING_PAUSE;
+use super::refusal::{self, PASSING_PAUSE};
+use super::role;
 use super::target::Target;
-use super::{refusal, role};
 
 /// Time limit for a new connection, with its handshake and subscription.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(5);

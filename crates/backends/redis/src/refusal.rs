@@ -35,6 +35,9 @@ impl Refusal {
     }
 }
 
+/// Pause between attempts of a call that the server refuses for a reason that passes soon.
+pub(super) const PASSING_PAUSE: Duration = Duration::from_millis(50);
+
 /// The errors of Redis, by their codes: the reaction and a remedy. Those of kind `Unreachable` pass by
 /// themselves; an error that is not listed needs an operator.
 const ERRORS: &[(&str, BackendErrorKind, &str)] = &[
@@ -220,11 +223,6 @@ fn not_redis(target: &Target) -> &'static str {
 pub(super) fn connecting_took_too_long(target: &Target, limit: Duration) -> BackendError {
     let text = format!("{target} did not answer within {limit:?}; {}", not_redis(target));
     BackendError::new(BackendErrorKind::Unreachable, text)
-}
-
-/// Whether the server requires a login.
-pub(super) fn wants_login(error: &RedisError) -> bool {
-    error.code() == Some("NOAUTH")
 }
 
 /// The main connection has ended, and there is no other one yet.

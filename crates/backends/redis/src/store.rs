@@ -29,8 +29,8 @@ use tokio::time::Instant;
 
 use super::answers::Items;
 use super::layout::{self, KeySet, Keys};
-use super::link::{Failure, Link, Over, PASSING_PAUSE};
-use super::refusal;
+use super::link::{Failure, Link, Over};
+use super::refusal::{self, PASSING_PAUSE};
 use super::scripts::{SCRIPTS, Script};
 use super::settings::{Settings, Topology};
 use super::target::Target;

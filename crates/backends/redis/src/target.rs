@@ -9,7 +9,6 @@ use redis::{ErrorKind, RedisError, RedisResult};
 use tokio::task::JoinSet;
 
 use super::dial::{Dialer, RedisAddress, without_time_limit};
-use super::refusal;
 use super::settings::{SENTINEL_PORT, Settings, Topology};
 
 /// Time limit for the answers of all sentinels.
@@ -101,7 +100,8 @@ fn newest(named: Vec<Named>) -> Option<Host> {
 async fn ask(settings: &Settings, sentinel: &Host, name: &str) -> RedisResult<Option<Named>> {
     if !settings.has_sentinel_login() {
         match ask_as(settings, sentinel, name, false).await {
-            Err(error) if refusal::wants_login(&error) => {}
+            // The server requires a login.
+            Err(error) if error.code() == Some("NOAUTH") => {}
             answer => return answer,
         }
     }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Method, Response};
 
-use super::headers::{self, RESOURCE, TOKEN};
+use super::headers::{self, RESOURCE, TOKEN, shown};
 use super::passage::Pass;
 use super::problem::Problem;
 use super::{Fenced, HttpFence, Settings, is_read};
@@ -198,7 +198,7 @@ fn resource(parts: &Parts, name: Option<String>, said: Option<Resource>) -> Resu
     })?;
     match said {
         Some(said) if said != known => Err(Problem::malformed(
-            &RESOURCE,
+            shown(&RESOURCE),
             format!("is `{said}`, and this request is about `{known}`; leave it out, or send that"),
         )),
         _ => Ok(known),

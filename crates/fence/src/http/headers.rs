@@ -36,7 +36,7 @@ pub(super) fn read(headers: &HeaderMap) -> Result<Option<FenceHeaders>, Problem>
         // hide the mistake.
         return match [&RESOURCE, &MODE, &ACTION].into_iter().find(|name| headers.contains_key(*name)) {
             Some(name) => {
-                Err(Problem::malformed(&TOKEN, format!("is missing, though {} is there", shown(name))))
+                Err(Problem::malformed(shown(&TOKEN), format!("is missing, though {} is there", shown(name))))
             }
             None => Ok(None),
         };
@@ -46,9 +46,10 @@ pub(super) fn read(headers: &HeaderMap) -> Result<Option<FenceHeaders>, Problem>
     let section = Section::new(mode, slot, token)?;
     let action = one(headers, &ACTION)?.map(read_action).transpose()?;
     let resource = match one(headers, &RESOURCE)? {
-        Some(name) => {
-            Some(Resource::new(name).map_err(|bad| Problem::malformed(&RESOURCE, format!("is bad: {bad}")))?)
-        }
+        Some(name) => Some(
+            Resource::new(name)
+                .map_err(|bad| Problem::malformed(shown(&RESOURCE), format!("is bad: {bad}")))?,
+        ),
         None => None,
     };
     Ok(Some(FenceHeaders { section, action, resource }))
@@ -58,11 +59,11 @@ fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>,
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
-        return Err(Problem::malformed(name, "is given more than once; send it once".to_owned()));
+        return Err(Problem::malformed(shown(name), "is given more than once; send it once".to_owned()));
     }
     match std::str::from_utf8(value.as_bytes()) {
         Ok(text) => Ok(Some(text)),
-        Err(_) => Err(Problem::malformed(name, "is not UTF-8".to_owned())),
+        Err(_) => Err(Problem::malformed(shown(name), "is not UTF-8".to_owned())),
     }
 }
 
@@ -72,7 +73,7 @@ fn read_token(text: &str) -> Result<Token, Problem> {
     let token = digits.then(|| text.parse().ok().and_then(Token::new)).flatten();
     token.ok_or_else(|| {
         Problem::malformed(
-            &TOKEN,
+            shown(&TOKEN),
             format!("is `{text}`; send the token of the grant, a number from 1 to {TOKEN_MAX}"),
         )
     })
@@ -95,7 +96,7 @@ fn read_mode(text: &str) -> Result<(ModeKind, Option<Slot>), Problem> {
     };
     mode.zip(slot).ok_or_else(|| {
         Problem::malformed(
-            &MODE,
+            shown(&MODE),
             format!("is `{text}`; send `exclusive`, `shared`, `permit` or `permit;slot=3`"),
         )
     })
@@ -111,7 +112,7 @@ fn read_action(text: &str) -> Result<Action, Problem> {
         .find(|action| action.to_string() == text)
         .ok_or_else(|| {
             Problem::malformed(
-                &ACTION,
+                shown(&ACTION),
                 format!("is `{text}`; send `enter`, `write` or `check_once`, or leave it out"),
             )
         })

@@ -5,12 +5,11 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Method, Response, StatusCode};
 use lockkeeper_core::Token;
 use serde_json::json;
 
-use super::headers::shown;
 use crate::rule::Refused;
 use crate::store::MarksError;
 
@@ -42,8 +41,8 @@ enum ProblemKind {
 
 impl Problem {
     /// `why` follows the header's name in the text.
-    pub(super) fn malformed(header: &HeaderName, why: String) -> Self {
-        Self { kind: ProblemKind::Malformed, detail: format!("{} {why}", shown(header)) }
+    pub(super) fn malformed(header: &str, why: String) -> Self {
+        Self { kind: ProblemKind::Malformed, detail: format!("{header} {why}") }
     }
 
     /// A request whose headers don't fit its method, or that has no valid resource name.

@@ -13,7 +13,8 @@ use lockkeeper::machine::{CallId, CallKind, Event, NotAcquired, Output};
 use lockkeeper_core::ModeKind;
 use lockkeeper_fence::Section;
 
-use crate::locks::{Client, PlayedLocks, Sent};
+use crate::client::{Client, Sent};
+use crate::locks::PlayedLocks;
 use crate::outcome;
 use crate::process::{Arrival, KnownHold, Process, ProgramState};
 use crate::recorder::Recorder;

@@ -7,7 +7,7 @@ use lockkeeper_fence::Section;
 
 use super::words::{refusal, shown};
 use super::{Happening, LATENCY_MS, Play};
-use crate::locks::Client;
+use crate::client::Client;
 use crate::process::{Arrival, Process, ProgramState, ResourceAnswer};
 use crate::resource::{BalanceRead, withdrawals_text};
 use crate::settings::{Fence, Pause};

@@ -10,10 +10,9 @@ use std::io;
 use lockkeeper_wire::store::BackupHead;
 use prost::Message;
 
+use super::FORMAT_VERSION;
 use super::error::OpenError;
-use super::format::{
-    DirectoryIdentity, FORMAT_VERSION, FileKind, Frame, Header, SECTOR, put_frame, read_frame,
-};
+use super::format::{DirectoryIdentity, FileKind, Frame, Header, SECTOR, put_frame, read_frame};
 use super::pieces::Pieces;
 use super::snapshot::{SnapshotReader, Snapshots};
 use crate::disk::{Disk, DiskFile};

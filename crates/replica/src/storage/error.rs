@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::format::FORMAT_VERSION;
+use super::FORMAT_VERSION;
 
 /// Advice for a node whose data can't be trusted.
 const NEXT: &str = "Nothing was changed. A node of a cluster: remove it (`lockkeeper cluster remove`), then add it anew \

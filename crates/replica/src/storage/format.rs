@@ -8,12 +8,9 @@
 use crc32fast::Hasher;
 use lockkeeper_wire::store::HardState;
 
+use super::FORMAT_VERSION;
 use super::error::OpenError;
 use crate::disk::DiskFile;
-
-/// The version of all files that [`crate::storage`] writes. It is a single number: files of two versions are
-/// never mixed.
-pub const FORMAT_VERSION: u32 = 1;
 
 /// The unit of atomic disk writes, in bytes; records start at multiples of it.
 pub const SECTOR_BYTES: usize = 512;

@@ -44,7 +44,7 @@ use lockkeeper_wire::store::{Candidate, Entry, Founding, HardState};
 
 pub use backup::{BackupError, BackupParts, BackupReader};
 pub use error::OpenError;
-pub use format::{FORMAT_VERSION, PIECE_BYTES_MAX, SECTOR_BYTES};
+pub use format::{PIECE_BYTES_MAX, SECTOR_BYTES};
 pub use log::Log;
 pub use record::RECORD_BYTES_MAX;
 pub use restore::{RESTORE_MARKER, restore};
@@ -57,6 +57,10 @@ use replay::Replay;
 use segment::{SECTORS_MIN, TEMPORARY};
 
 use crate::disk::{Disk, DiskFile};
+
+/// The version of all files that this module writes. It is a single number: files of two versions are never
+/// mixed.
+pub const FORMAT_VERSION: u32 = 1;
 
 /// Settings of a data directory.
 #[derive(Clone, Copy, Debug)]

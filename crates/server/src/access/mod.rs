@@ -22,7 +22,8 @@ pub use quotas::Quota;
 pub use tokens::{NewToken, NewTokenError};
 pub(crate) use tokens::{TokenId, Tokens};
 
-use crate::files::{FileError, Reload, read, unusable};
+use crate::error::FileError;
+use crate::files::{Reload, read, unusable};
 use rates::Rates;
 
 /// The size of the cache of callers' rights; a full cache is emptied.

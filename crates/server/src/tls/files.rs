@@ -9,7 +9,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::names::CertificateNames;
-use crate::files::{FileError, read, unusable};
+use crate::error::FileError;
+use crate::files::{read, unusable};
 
 /// The paths of a node's TLS files, each in PEM.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -30,7 +30,8 @@ pub use files::TlsFiles;
 pub use names::{CertificateNames, NodeName};
 pub(crate) use stream::{PeerStream, Transport};
 
-use crate::files::{FileError, Reload};
+use crate::error::FileError;
+use crate::files::Reload;
 use files::{Material, Parsed};
 
 /// The time that a client's connection has for its TLS handshake.

@@ -7,7 +7,8 @@ use lockkeeper_replica::storage::{self, OpenError};
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
 use lockkeeper_wire::store::{Candidate, Founding, Listed, Member};
 
-use super::start::{OPTIONS, TOKENS_ABOVE, client_address, peer_address};
+use super::addresses::{client_address, peer_address};
+use super::start::{OPTIONS, TOKENS_ABOVE};
 use super::{EIO, SimNode};
 use crate::clock::MS;
 use crate::core::{Core, Happening, Id};

@@ -8,7 +8,7 @@ use lockkeeper_wire::peer::{Hello, Lane, Refusal, RefusalCode};
 use lockkeeper_wire::store::Founding;
 
 use super::SimNode;
-use super::start::client_address;
+use super::addresses::client_address;
 use crate::clock::MS;
 use crate::core::{Core, Id};
 

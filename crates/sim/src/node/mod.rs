@@ -8,6 +8,7 @@
 //! `start.rs`: start and crash. `form.rs`: bootstrap and joining. `handshake.rs`: handshake and admission.
 //! `armed.rs`: faults at certain moments. `sockets.rs`: input. `turn.rs`: the event loop.
 
+mod addresses;
 mod armed;
 mod form;
 mod handshake;
@@ -29,11 +30,12 @@ use crate::clock::{DriftingClock, MS, Nanos, SECOND};
 use crate::core::{Core, Id};
 use crate::disk_worker::Chores;
 use crate::net::{Down, Up};
+pub(crate) use addresses::{client_address, node_at};
 pub(crate) use armed::Arm;
 use form::Forming;
 use handshake::Directory;
 use lockkeeper_wire::store::Founding;
-pub(crate) use start::{TOKENS_ABOVE, client_address, node_at};
+pub(crate) use start::TOKENS_ABOVE;
 
 /// How often work for a stopped node is retried until the node runs again.
 const LOOKS_EVERY: Nanos = 100 * MS;

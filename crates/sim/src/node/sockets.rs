@@ -4,7 +4,7 @@ use lockkeeper_core::Usage;
 use lockkeeper_replica::{Event, Received, StreamCloseCause, StreamId};
 use lockkeeper_wire::request::Request;
 
-use super::start::client_address;
+use super::addresses::client_address;
 use super::{Barrier, NodeProcess, SimNode};
 use crate::bulk::BulkId;
 use crate::clock::MS;

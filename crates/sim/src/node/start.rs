@@ -20,21 +20,6 @@ pub(super) const OPTIONS: LogOptions = LogOptions { segment_bytes: 16 << 10 };
 /// (T1).
 pub(crate) const TOKENS_ABOVE: u64 = 1_000;
 
-/// The address at which a node serves clients.
-pub(crate) fn client_address(node: Id) -> String {
-    format!("node-{node}:{}", lockkeeper_wire::DEFAULT_PORT)
-}
-
-/// The address at which a node listens to its peers.
-pub(super) fn peer_address(node: Id) -> String {
-    format!("node-{node}:{}", lockkeeper_wire::DEFAULT_PEER_PORT)
-}
-
-/// The node that has this client address.
-pub(crate) fn node_at(address: &str) -> Option<Id> {
-    address.strip_prefix("node-")?.split(':').next()?.parse().ok()
-}
-
 impl SimNode {
     fn config(&self, core: &Core) -> Config {
         Config {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use lockkeeper_core::{Command, Table};
 use lockkeeper_wire::{entry, store};
 
-use super::reply_checker::CheckResult;
+use super::CheckResult;
 use crate::clock::Nanos;
 use crate::core::Id;
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use lockkeeper_replica::Members;
 use lockkeeper_wire::store::{Configuration, Founding, Member};
 
-use super::reply_checker::CheckResult;
+use super::CheckResult;
 use crate::core::Id;
 
 /// The fields of a membership that must be equal on all nodes. Addresses may differ for a while.

@@ -32,10 +32,13 @@ use log::{AgreedLog, Copy};
 use members::Taking;
 use order::ProposalOrder;
 use reads::Reads;
-use reply_checker::{CheckResult, ReplyChecker};
+use reply_checker::ReplyChecker;
 use rounds::QuorumReadChecker;
 use silence::Silence;
 use table::History;
+
+/// `Err`: the number of the broken promise, and what was observed.
+pub(crate) type CheckResult = Result<(), (&'static str, String)>;
 
 /// A node's table is compared with the oracle's again after this many entries.
 const COMPARED_EVERY: u64 = 16;

@@ -7,7 +7,7 @@ use lockkeeper_core::{Command, Seq, SessionId};
 use lockkeeper_replica::Event;
 use lockkeeper_wire::request::Request;
 
-use super::reply_checker::CheckResult;
+use super::CheckResult;
 
 #[derive(Default)]
 pub(crate) struct ProposalOrder {

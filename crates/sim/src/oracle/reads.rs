@@ -8,7 +8,7 @@ use lockkeeper_core::LockName;
 use lockkeeper_replica::{Answer, AskId, Question};
 use lockkeeper_wire::v1::TokenStatus;
 
-use super::reply_checker::CheckResult;
+use super::CheckResult;
 use super::table::History;
 
 /// Pending requests: name and token, and the applied index when the request was sent.

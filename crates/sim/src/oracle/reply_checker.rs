@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 
 use lockkeeper_wire::v1::{self, server_item::What};
 
+use super::CheckResult;
 use super::table::History;
-
-pub(crate) type CheckResult = Result<(), (&'static str, String)>;
 
 /// R3: after the reply to an attach, the ends of at most `most` requests are sent at once; the others follow
 /// in later turns.

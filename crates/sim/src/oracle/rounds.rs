@@ -7,8 +7,8 @@ use lockkeeper_replica::{AskId, Event, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, server_item::What};
 
+use super::CheckResult;
 use super::log::AgreedLog;
-use super::reply_checker::CheckResult;
 use crate::clock::Nanos;
 use crate::core::Id;
 

@@ -11,7 +11,7 @@ use lockkeeper_replica::{Event, StreamCloseCause, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, client_item, server_item};
 
-use super::reply_checker::CheckResult;
+use super::CheckResult;
 use super::table::{History, Timer};
 use crate::clock::Nanos;
 use crate::net::Up;

@@ -10,7 +10,7 @@ use lockkeeper_core::{
     Command, Effect, Effects, End, LockName, Reply, Seq, SessionId, Snapshot, Table, invariants,
 };
 
-use super::{Coverage, reply_checker::CheckResult};
+use super::{CheckResult, Coverage};
 use crate::crowd::Budgets;
 use crate::node::TOKENS_ABOVE;
 

@@ -9,7 +9,9 @@ use tokio::net::TcpStream;
 use tonic::{Code, Status};
 
 use super::addresses::Address;
-use super::search::NODE_LIMIT;
+
+/// Time limit for a node's answer to one call.
+pub(super) const NODE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Metadata key in a node's refusal; the value is the leader's client address, or empty if unknown.
 pub(super) const LEADER_METADATA: &str = "lockkeeper-leader";

@@ -14,10 +14,8 @@ use tokio::task::JoinSet;
 use super::addresses::{Address, Addresses};
 use super::credentials::Credentials;
 use super::driver::{CONNECT_LIMIT, GrpcClient, connect};
-use super::failures::{self, NodeFailure, Why};
+use super::failures::{self, NODE_LIMIT, NodeFailure, Why};
 
-/// Time limit for a node's answer to one call.
-pub(super) const NODE_LIMIT: Duration = Duration::from_secs(5);
 /// Without an answer for this long, the next node is called in parallel. Longer than a round trip around the
 /// world, so that a healthy cluster receives one call.
 const NEXT_AFTER: Duration = Duration::from_millis(300);

@@ -12,8 +12,8 @@ use tonic::{Code, Response, Status, Streaming};
 use super::addresses::{Address, Addresses};
 use super::credentials::Credentials;
 use super::driver::{GrpcClient, random};
-use super::failures::{self, LEADER_METADATA, NodeFailure, Why, cause};
-use super::search::{NODE_LIMIT, Search};
+use super::failures::{self, LEADER_METADATA, NODE_LIMIT, NodeFailure, Why, cause};
+use super::search::Search;
 use super::shared::ServiceShared;
 
 /// How long a call is retried, over all nodes in turn. Longer than a change of leader takes.
