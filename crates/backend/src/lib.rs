@@ -14,6 +14,7 @@
 //! | `error`, `info`, `watch`, `backup`, `cluster`, `break_hold` | what a service says, to programs and to people |
 //! | `url`, `rotated`, `tls_files`, `grpc` | URLs, and credentials in files that are replaced while a program runs |
 //! | [`io`] | the lease thread, connections of each runtime, descriptors |
+//! | `random` | random bytes, and bytes as hexadecimal digits |
 //! | `time` | the clock of leases ([`BootInstant`]), and a test's clock |
 //! | [`changes`] | watches for services that say which lock has changed, but not how |
 
@@ -35,6 +36,7 @@ mod info;
 pub mod io;
 #[cfg(feature = "leased")]
 pub mod leased;
+mod random;
 mod responder;
 mod rotated;
 mod spec;
@@ -59,6 +61,7 @@ pub use error::{BackendError, BackendErrorKind, BreakNotice, Busy, ConnectError,
 pub use info::{
     Finding, HolderInfo, HolderState, LockInfo, SessionInfo, WaiterInfo, decode_meta, encode_meta,
 };
+pub use random::{hex, random_bytes};
 pub use responder::{CallOrigin, CallResult, Responder};
 pub use rotated::Rotated;
 pub use spec::Spec;

@@ -231,9 +231,7 @@ fn read(file: &Path) -> Result<(Contents, Table), RestoreError> {
     let failed = |source| BackupError::Io { doing: "open", file: name.clone(), source };
     let mut backup = BackupReader::open(DataFile::elsewhere(file).map_err(failed)?, &name)?;
     let refused = |why: String| RestoreError::Table { file: file.to_owned(), why };
-    let mut seed = [0; 8];
-    random(&mut seed)?;
-    let mut restorer = Restorer::new(u64::from_le_bytes(seed));
+    let mut restorer = Restorer::new(u64::from_le_bytes(random()?));
     while let Some(piece) = backup.next_piece()? {
         restorer.push(&piece).map_err(|error| refused(error.to_string()))?;
     }

@@ -302,21 +302,19 @@ pub(crate) fn first_tokens(asked: Option<u64>, now: SystemTime) -> Result<u64, S
 }
 
 pub(crate) fn id() -> Result<Vec<u8>, ServeError> {
-    let mut bytes = vec![0; 16];
-    random(&mut bytes)?;
-    Ok(bytes)
+    random::<16>().map(Vec::from)
 }
 
-pub(crate) fn random(bytes: &mut [u8]) -> Result<(), ServeError> {
-    getrandom::fill(bytes)
-        .map_err(|error| ServeError::system("draw random numbers")(io::Error::other(error.to_string())))
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], ServeError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| ServeError::system("draw random numbers")(io::Error::from(error)))?;
+    Ok(bytes)
 }
 
 fn recover<D: Disk>(disk: &D, directory: &Path, existing: Existing<D>) -> Result<Data<D>, ServeError> {
     let Existing { founding, snapshot, hard_state, entries, log, snapshots, mut leftovers } = existing;
-    let mut seed = [0; 8];
-    random(&mut seed)?;
-    let seed = u64::from_le_bytes(seed);
+    let seed = u64::from_le_bytes(random()?);
     let (snapshot_index, snapshot_term) =
         snapshot.as_ref().map_or((0, 0), |snapshot| (snapshot.head().index, snapshot.head().term));
     let members = snapshot.as_ref().and_then(|snapshot| snapshot.head().members.clone());

@@ -22,7 +22,7 @@ use super::wakes::{WakeUp, Wakes};
 use crate::call::{AcquireRequest, Call, CallError, HoldChange};
 use crate::call::{Answer, Granted, Push};
 use crate::conn::Conn;
-use crate::error::{BackendError, BackendErrorKind};
+use crate::random::{hex, random_bytes};
 use crate::responder::Responder;
 use crate::spec::Spec;
 use crate::time::BootInstant;
@@ -138,13 +138,12 @@ impl LeasedInner {
 
     /// Opens the session: draws its id, and registers its listener for wake-ups.
     fn open(self: &Arc<Self>) -> Answer {
-        let mut random = [0; 16];
-        if let Err(error) = getrandom::fill(&mut random) {
-            let what = format!("the system gives no random bytes: {error}");
-            return Answer::Refused(BackendError::new(BackendErrorKind::Operator, what));
-        }
+        let random: [u8; 16] = match random_bytes() {
+            Ok(random) => random,
+            Err(error) => return Answer::Refused(error),
+        };
         self.requests.open();
-        let session = self.session.get_or_init(|| format!("{:032x}", u128::from_be_bytes(random)));
+        let session = self.session.get_or_init(|| hex(&random));
         let inner = Arc::downgrade(self);
         self.wakes.listen(session, move |id, wake| {
             if let Some(inner) = inner.upgrade() {

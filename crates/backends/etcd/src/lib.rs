@@ -23,8 +23,8 @@ use lockkeeper_backend::changes::{ReportsChanges, watch_by_inspection};
 use lockkeeper_backend::io::{LeaseThread, SharedLeaseThread};
 use lockkeeper_backend::leased::{LeasedConn, Wakes};
 use lockkeeper_backend::{
-    Backend, BackendError, BackendErrorKind, BackendInfo, BoxFuture, BreakOrder, Broken, Capabilities, Conn,
-    ConnectError, Fencing, LockInfo, Promise, Promises, Push, Reach, Spec, Url, Watch,
+    Backend, BackendError, BackendInfo, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError,
+    Fencing, LockInfo, Promise, Promises, Push, Reach, Spec, Url, Watch, hex, random_bytes,
 };
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
@@ -61,12 +61,7 @@ async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     static WORKER: SharedLeaseThread = SharedLeaseThread::new();
     let settings = Settings::parse(url)?;
     let lease_thread = WORKER.get("lockkeeper-etcd")?;
-    let mut random = [0; 8];
-    getrandom::fill(&mut random).map_err(|error| {
-        let what = format!("the system gives no random bytes: {error}");
-        BackendError::new(BackendErrorKind::Operator, what)
-    })?;
-    let client = format!("{:016x}", u64::from_be_bytes(random));
+    let client = hex(&random_bytes::<8>()?);
     let link = Arc::new(Link::new(&settings, &lease_thread));
     link.check().await?;
     let wakes = Wakes::default();

@@ -4,9 +4,8 @@
 //! another lock.
 
 use hmac_sha256::Hash;
+use lockkeeper_backend::hex;
 use lockkeeper_core::{LockName, Slot};
-
-use super::os::hex;
 
 /// A longer encoding is cut and gets a hash: file names have at most 255 bytes.
 const ENCODED_BYTES_MAX: usize = 200;

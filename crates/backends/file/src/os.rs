@@ -219,11 +219,6 @@ pub(super) fn random_id() -> [u8; 16] {
     id
 }
 
-/// Lower-case hexadecimal digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Lets a test kill the process exactly here, as kill -9 does.
 #[cfg(test)]
 pub(super) fn die_at(point: &str) {

@@ -9,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lockkeeper_backend::{BackendError, BackendErrorKind};
+use lockkeeper_backend::{BackendError, BackendErrorKind, hex};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::FchmodatFlags;
@@ -18,7 +18,7 @@ use nix::unistd::AccessFlags;
 use super::counter::{self, Counter};
 use super::fs_type;
 use super::names::is_record;
-use super::os::{Backoff, OsError, create_at, explain, hex, mode_bits, open_at, random_id, try_flock};
+use super::os::{Backoff, OsError, create_at, explain, mode_bits, open_at, random_id, try_flock};
 use super::slots::{self, Content};
 use super::state::RecordState;
 

@@ -1,6 +1,8 @@
 //! The identity of a session in the files of a lock directory.
 
-use super::os::{hex, random_id};
+use lockkeeper_backend::hex;
+
+use super::os::random_id;
 
 /// A session's identity in records. It is stored in the field for the hash of the session's secret, because
 /// that is the field by which the table finds the session when it is opened again (S1).

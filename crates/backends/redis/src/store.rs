@@ -21,7 +21,8 @@ use std::time::Duration;
 use lockkeeper_backend::io::LeaseThread;
 use lockkeeper_backend::leased::{Attempt, Entry, Renewed, Store, Tried, Wakes};
 use lockkeeper_backend::{
-    BackendError, BackendErrorKind, BoxFuture, Busy, CallError, ConnectError, Granted, Host,
+    BackendError, BackendErrorKind, BoxFuture, Busy, CallError, ConnectError, Granted, Host, hex,
+    random_bytes,
 };
 use lockkeeper_core::{End, LockName, Mode, PermitGrant, Rejection, Token};
 use redis::{Cmd, Value};
@@ -75,12 +76,7 @@ pub async fn open_store(
 impl RedisStore {
     /// A random name for a client and its pub/sub channel.
     pub fn new_client() -> Result<String, BackendError> {
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(|error| {
-            let what = format!("the system gives no random bytes: {error}");
-            BackendError::new(BackendErrorKind::Operator, what)
-        })?;
-        Ok(format!("{:016x}", u64::from_be_bytes(random)))
+        Ok(hex(&random_bytes::<8>()?))
     }
 
     pub(super) async fn open(

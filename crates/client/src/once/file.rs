@@ -1,11 +1,11 @@
 //! Records in a directory: a file each.
 
-use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use hmac_sha256::Hash;
+use lockkeeper_backend::hex;
 
 use super::{OnceRecord, OnceStore};
 
@@ -26,11 +26,7 @@ impl FileRecords {
     }
 
     fn path(&self, key: &str) -> PathBuf {
-        let mut name = String::new();
-        for byte in Hash::hash(key.as_bytes()) {
-            let _ = write!(name, "{byte:02x}");
-        }
-        self.dir.join(name)
+        self.dir.join(hex(&Hash::hash(key.as_bytes())))
     }
 
     fn read(&self, key: &str) -> io::Result<Option<OnceRecord>> {

@@ -41,6 +41,7 @@ mod redis;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
+use lockkeeper_backend::{hex, random_bytes};
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
@@ -309,7 +310,5 @@ fn prefixed(key: &str) -> String {
 }
 
 fn attempt_id() -> String {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).expect("the system has random numbers");
-    format!("{:032x}", u128::from_be_bytes(bytes))
+    hex(&random_bytes::<16>().expect("the system has random numbers"))
 }

@@ -12,7 +12,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_backend::{Backend, BackendError, BackendErrorKind, HolderState, LockInfo};
+use lockkeeper_backend::{Backend, BackendError, BackendErrorKind, HolderState, LockInfo, random_bytes};
 use lockkeeper_core::LockName;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{AbortHandle, JoinSet};
@@ -88,14 +88,7 @@ impl<F: Kind> Partitions<F> {
         }
         let members = LockName::parse(&format!("{}/members", self.name))?;
         self.check_others(&members).await?;
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(|error| {
-            BackendError::new(
-                BackendErrorKind::Operator,
-                format!("the system gives no random bytes: {error}"),
-            )
-        })?;
-        let id = u64::from_be_bytes(random);
+        let id = u64::from_be_bytes(random_bytes()?);
         let membership = self.lock(&format!("members/{}/{id:016x}", self.count)).acquire().await?;
         // Another one may have joined at the same time.
         self.check_others(&members).await?;

@@ -184,9 +184,7 @@ fn pieces<D: Disk>(
     socket: &mut Transport<TcpStream>,
     writer: &mut SnapshotWriter<D>,
 ) -> io::Result<(SnapshotTail, Restorer)> {
-    let mut seed = [0; 8];
-    getrandom::fill(&mut seed).map_err(|error| io::Error::other(error.to_string()))?;
-    let mut restorer = Restorer::new(u64::from_le_bytes(seed));
+    let mut restorer = Restorer::new(getrandom::u64()?);
     loop {
         match read::<SnapshotPart>(socket)?.what {
             Some(What::Piece(piece)) => {

@@ -2,7 +2,7 @@
 //! connection's `application_name`. `pg_locks` shows only keys and processes, and there is no table, so
 //! `inspect` has no other source for names and owners.
 
-use lockkeeper_backend::{BackendError, BackendErrorKind};
+use lockkeeper_backend::{BackendError, hex, random_bytes};
 use postgres_protocol::escape::escape_literal;
 use serde::{Deserialize, Serialize};
 
@@ -179,12 +179,7 @@ pub(super) struct Held {
 
 /// 48 random bits, in hexadecimal digits.
 pub(super) fn random() -> Result<String, BackendError> {
-    let mut random = [0; 6];
-    getrandom::fill(&mut random).map_err(|error| {
-        let what = format!("the system gives no random bytes: {error}");
-        BackendError::new(BackendErrorKind::Operator, what)
-    })?;
-    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&random_bytes::<6>()?))
 }
 
 /// The label in printable ASCII, which every encoding of a database has. Other characters, and zero bytes,

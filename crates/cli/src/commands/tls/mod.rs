@@ -165,8 +165,7 @@ fn with_loopback(hosts: impl Iterator<Item = String>) -> Vec<String> {
 }
 
 fn random_name() -> Result<String, Failure> {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes)
+    let number = getrandom::u64()
         .map_err(|error| Failure::new(INTERNAL, format!("the system gives no random bytes: {error}")))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(format!("{number:016x}"))
 }

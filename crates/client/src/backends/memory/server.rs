@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockkeeper_backend::io::LeaseThread;
 use lockkeeper_backend::{
     AcquireRequest, Alarm, Answer, BackendError, BootInstant, BreakNotice, BreakOrder, Broken, Busy, Call,
-    CallError, Clock, Conn, Granted, HoldChange, LockInfo, LossCause, Push, Responder, Spec,
+    CallError, Clock, Conn, Granted, HoldChange, LockInfo, LossCause, Push, Responder, Spec, random_bytes,
 };
 use lockkeeper_core as core;
 use lockkeeper_core::{
@@ -351,15 +351,10 @@ impl MemoryState {
         now: BootInstant,
     ) -> Answer {
         if fresh || known.0.is_none() {
-            let mut secret = [0; 32];
-            if let Err(error) = getrandom::fill(&mut secret) {
-                let kind = lockkeeper_backend::BackendErrorKind::Operator;
-                return Answer::Refused(BackendError::new(
-                    kind,
-                    format!("the system gives no random bytes: {error}"),
-                ));
+            match random_bytes() {
+                Ok(secret) => known.0 = Some(secret),
+                Err(error) => return Answer::Refused(error),
             }
-            known.0 = Some(secret);
         }
         let ttl = client.spec.ttl.unwrap_or(Duration::from_secs(30));
         let reply = self.apply(

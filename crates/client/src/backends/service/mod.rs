@@ -29,7 +29,7 @@ use lockkeeper_backend::io::LeaseThread;
 use lockkeeper_backend::{
     Administration, Answer, Backend, BackendError, BackendErrorKind, BackendInfo, BoxFuture, BreakOrder,
     Broken, Call, Capabilities, Conn, ConnectError, Fencing, LockInfo, Promise, Promises, Push, Reach,
-    Responder, Spec, Url, Watch, WatchEvent,
+    Responder, Spec, Url, Watch, WatchEvent, random_bytes,
 };
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use lockkeeper_wire::request::Secret;
@@ -121,13 +121,12 @@ impl Backend for Service {
     }
 
     fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
-        let mut secret = [0; 16];
-        match getrandom::fill(&mut secret) {
-            Ok(()) => {
+        match random_bytes() {
+            Ok(secret) => {
                 let key = self.owner.shared.add(spec, label, Secret(secret), pushes);
                 Arc::new(ServiceConn { owner: self.owner.clone(), key })
             }
-            Err(error) => Arc::new(NoConn(format!("the system gives no random bytes: {error}"))),
+            Err(error) => Arc::new(NoConn(error.to_string())),
         }
     }
 
