@@ -11,12 +11,13 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use lockkeeper_core::LockName;
 use lockkeeper_wire::v1;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
@@ -160,7 +161,7 @@ impl Audit {
         max: usize,
         before: Option<u64>,
     ) -> v1::AuditResponse {
-        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = self.recent.lock();
         let is_below =
             |name: &str| prefix.is_none_or(|prefix| name == prefix.as_str() || prefix.is_above(name));
         let wanted = recent.lines.iter().rev().filter(|(number, line)| {
@@ -176,7 +177,7 @@ impl Audit {
 
     /// The line of a record, of which a copy is kept in memory.
     fn line(&self, record: AuditRecord) -> Line {
-        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recent = self.recent.lock();
         let line = Line::new(SystemTime::now(), record);
         recent.push(line.clone());
         line
@@ -205,7 +206,7 @@ impl Audit {
 
     /// Records that a caller was refused, unless too many were within [`PERIOD`].
     pub(crate) fn refused(&self, what: &'static str, identity: &Identity, address: &str, why: &str) {
-        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refusals = self.refusals.lock();
         let new = || Refusals { since: Instant::now(), recorded: 0, left_out: 0 };
         let refusals = refusals.entry(what).or_insert_with(new);
         if refusals.since.elapsed() >= PERIOD {
@@ -412,7 +413,7 @@ mod tests {
         let refuse = |what| audit.refused(what, &Identity::ANONYMOUS, "", "no");
         (0..REFUSALS_MAX + 500).for_each(|_| refuse("denied"));
         refuse("unauthenticated");
-        audit.refusals.lock().unwrap().get_mut("denied").unwrap().since -= PERIOD;
+        audit.refusals.lock().get_mut("denied").unwrap().since -= PERIOD;
         refuse("denied");
         // This record is written after the refusals, so they are in the file then.
         audit.done(AuditRecord::default()).await.unwrap();

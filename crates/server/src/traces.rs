@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::mem;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use lockkeeper_core::{Command, Seq, SessionId};
@@ -19,6 +19,7 @@ use lockkeeper_replica::{Event, Output, StreamId};
 use lockkeeper_wire::TraceContext;
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, StreamEndReason, client_item, server_item::What};
+use parking_lot::Mutex;
 
 use crate::observe;
 
@@ -237,11 +238,11 @@ impl TraceArrivals {
         let traced = sampled.into_iter().filter(|it| handed_on.contains(&(it.session, it.seq)));
         let traced: Vec<_> = traced.map(|it| ((stream, it.session, it.seq), it.trace)).collect();
         self.open.fetch_add(traced.len(), Ordering::Relaxed);
-        self.arrived.lock().unwrap_or_else(PoisonError::into_inner).extend(traced);
+        self.arrived.lock().extend(traced);
     }
 
     fn take(&self) -> Vec<(RequestKey, OpenTrace)> {
-        mem::take(&mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
+        mem::take(&mut *self.arrived.lock())
     }
 
     fn closed(&self) {

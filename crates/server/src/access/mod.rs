@@ -11,9 +11,10 @@ mod tokens;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use lockkeeper_core::{LockName, Usage};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 pub use identity::{Identity, IdentityError};
@@ -106,7 +107,7 @@ impl Access {
     pub(crate) fn rights(&self, caller: &Identity) -> Option<Arc<Rights>> {
         let current = self.current();
         let permissions = current.permissions.as_ref()?;
-        let mut known = lock(&current.rights);
+        let mut known = current.rights.lock();
         if let Some(rights) = known.get(caller) {
             return Some(rights.clone());
         }
@@ -137,7 +138,7 @@ impl Access {
     }
 
     fn current(&self) -> Arc<Loaded> {
-        lock(&self.current).clone()
+        self.current.lock().clone()
     }
 }
 
@@ -185,7 +186,7 @@ impl Reload for Access {
             return Ok(false);
         }
         let loaded = Loaded::new(content, &self.files)?;
-        *lock(&self.current) = Arc::new(loaded);
+        *self.current.lock() = Arc::new(loaded);
         self.rates.forget_unused();
         self.changed.notify_one();
         Ok(true)
@@ -233,8 +234,4 @@ impl Loaded {
 
 fn text<'content>(content: &'content [u8], file: &Path) -> Result<&'content str, FileError> {
     std::str::from_utf8(content).map_err(|error| unusable(file, format!("it is no text in UTF-8: {error}")))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,10 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, RateLimiter};
+use parking_lot::Mutex;
 
 use super::identity::Identity;
 
@@ -33,7 +34,7 @@ impl Rates {
     /// The rate is exceeded; the message is for the caller.
     pub(super) fn count(&self, per_second: NonZeroU32, caller: &Identity) -> Result<(), String> {
         let limiter = {
-            let mut limiters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut limiters = self.0.lock();
             limiters.entry(per_second).or_insert_with(|| Arc::new(Limiter::new(per_second))).clone()
         };
         limiter.forget_silent();
@@ -49,7 +50,7 @@ impl Rates {
 
     /// Removes the limiters without recent callers, such as those of rates that are configured no longer.
     pub(super) fn forget_unused(&self) {
-        let mut limiters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut limiters = self.0.lock();
         limiters.retain(|_, limiter| {
             limiter.callers.retain_recent();
             !limiter.callers.is_empty()
@@ -66,7 +67,7 @@ impl Limiter {
     /// Forgets silent callers. A sweep visits all callers, so the next one is due when the number of callers
     /// has doubled.
     fn forget_silent(&self) {
-        let mut sweep_at = self.sweep_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sweep_at = self.sweep_at.lock();
         if self.callers.len() >= *sweep_at {
             self.callers.retain_recent();
             *sweep_at = REMEMBERED.max(2 * self.callers.len());
@@ -107,7 +108,7 @@ mod tests {
             ),
             sweep_at: Mutex::new(REMEMBERED),
         };
-        rates.0.lock().unwrap().insert(per_second(1), Arc::new(slow));
+        rates.0.lock().insert(per_second(1), Arc::new(slow));
         assert!(rates.count(per_second(1), &alice()).is_ok());
         for number in 0..3 * REMEMBERED {
             let other = Identity::new(&format!("caller-{number}")).unwrap();
@@ -126,9 +127,9 @@ mod tests {
             let other = Identity::new(&format!("caller-{number}")).unwrap();
             assert!(rates.count(many, &other).is_ok());
         }
-        let limiter = rates.0.lock().unwrap()[&many].clone();
+        let limiter = rates.0.lock()[&many].clone();
         assert!(limiter.callers.len() <= REMEMBERED, "{}", limiter.callers.len());
         rates.forget_unused();
-        assert!(rates.0.lock().unwrap().is_empty());
+        assert!(rates.0.lock().is_empty());
     }
 }

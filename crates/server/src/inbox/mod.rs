@@ -9,12 +9,13 @@
 mod fair_queue;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::thread::Thread;
 
 use lockkeeper_replica::{Event, Output, Question};
 use lockkeeper_wire::request::Request;
+use parking_lot::Mutex;
 
 use crate::access::Identity;
 use crate::peers::Bell;
@@ -120,7 +121,7 @@ impl Inbox {
     /// Appends an event of a client. The replica is not woken before the next [`Inbox::ring`].
     pub(crate) fn push_from(&self, source: &Source, event: Event) {
         let parts = parts(event);
-        let mut waiting = self.lock();
+        let mut waiting = self.waiting.lock();
         for (weight, event) in parts {
             waiting.events.push(&source.caller, source.lane, weight, event);
         }
@@ -128,7 +129,7 @@ impl Inbox {
 
     /// Appends an event of this node, which follows everything that was pushed before it.
     pub(crate) fn push(&self, event: Event) {
-        self.lock().events.push_after_all(event);
+        self.waiting.lock().events.push_after_all(event);
     }
 
     /// Wakes the replica.
@@ -150,7 +151,7 @@ impl Inbox {
         number: &mut Option<u64>,
         cx: &mut Context<'_>,
     ) -> Poll<()> {
-        let mut waiting = self.lock();
+        let mut waiting = self.waiting.lock();
         if has_room(waiting.events.weight(&source.caller, source.lane)) {
             *number = None;
             return Poll::Ready(());
@@ -167,7 +168,7 @@ impl Inbox {
     /// Closes the inbox because the process ends: the next [`Inbox::take`] returns `None`, and neither
     /// pending nor later events are handled.
     pub(crate) fn close(&self) {
-        self.lock().is_closed = true;
+        self.waiting.lock().is_closed = true;
         self.ring();
     }
 
@@ -186,7 +187,7 @@ impl Inbox {
     /// Moves events into `events`, in the order in which they are to be handled, until they weigh
     /// `weight_max` or more. Returns their weight; `None` if the inbox was closed.
     pub(crate) fn take(&self, events: &mut Vec<Event>, weight_max: usize) -> Option<usize> {
-        let mut waiting = self.lock();
+        let mut waiting = self.waiting.lock();
         let mut weight_taken = 0;
         while weight_taken < weight_max
             && let Some((caller, weight, event)) = waiting.events.pop()
@@ -201,12 +202,8 @@ impl Inbox {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        let waiting = self.lock();
+        let waiting = self.waiting.lock();
         waiting.events.is_empty() && !waiting.is_closed
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -257,7 +254,7 @@ pub(crate) enum ReplicaStatus {
 impl Outbox {
     /// Appends the outputs of a turn of the replica.
     pub(crate) fn put(&self, outputs: &mut Vec<Output>, state: ReplicaStatus) {
-        let mut done = self.lock();
+        let mut done = self.0.lock();
         if outputs.is_empty() && done.state == state {
             return;
         }
@@ -277,14 +274,10 @@ impl Outbox {
     /// Moves all pending outputs into `outputs`, which must be empty. The calling task is woken when there
     /// are more.
     pub(crate) fn take(&self, outputs: &mut Vec<Output>, cx: &mut Context<'_>) -> ReplicaStatus {
-        let mut done = self.lock();
+        let mut done = self.0.lock();
         std::mem::swap(&mut done.outputs, outputs);
         done.waker.get_or_insert_with(|| cx.waker().clone()).clone_from(cx.waker());
         done.state
-    }
-
-    fn lock(&self) -> MutexGuard<'_, OutboxContents> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,10 +1,11 @@
 //! Connections that this node opens: one to every other node, reopened when it is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_wire::peer::{Lane, Refusal, RefusalCode};
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -43,7 +44,7 @@ impl Dialler {
     /// Records whether the member `node` refuses this node as no longer a member; returns whether enough
     /// members do.
     fn is_settled(&self, node: u64, says_so: bool) -> bool {
-        let mut witnesses = self.witnesses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut witnesses = self.witnesses.lock();
         if says_so && self.directory.is_member(node) {
             witnesses.insert(node);
         } else {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::limits;
@@ -11,6 +11,7 @@ use lockkeeper_replica::{Change, Members, NODES_MAX, Rejected};
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
 use lockkeeper_wire::store::{Founding, Member};
 use lockkeeper_wire::v1::ClusterNode;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::handshake::Greeter;
@@ -146,10 +147,6 @@ impl Directory {
         self.calls.subscribe()
     }
 
-    fn tickets(&self) -> MutexGuard<'_, Tickets> {
-        self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Changes when the addresses may have changed.
     pub(super) fn changes(&self) -> watch::Receiver<impl Sized + use<>> {
         self.known.subscribe()
@@ -172,7 +169,7 @@ impl Greeter for Directory {
         if to == 0 {
             return Ok(hello);
         }
-        self.tickets().fill(to, &mut hello).map_err(|error| io::Error::other(error.to_string()))?;
+        self.tickets.lock().fill(to, &mut hello).map_err(|error| io::Error::other(error.to_string()))?;
         Ok(hello)
     }
 
@@ -181,7 +178,7 @@ impl Greeter for Directory {
         if hello.lane() == Lane::Greeting {
             return Ok(());
         }
-        let mut tickets = self.tickets();
+        let mut tickets = self.tickets.lock();
         let (is_new, is_known) = (tickets.take(hello), tickets.knows(hello));
         drop(tickets);
         if is_new || !is_known {

@@ -5,12 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper_replica::bootstrap::{Bootstrap, BootstrapStep};
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
 use lockkeeper_wire::store::{Candidate, Founding};
+use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -79,7 +80,7 @@ pub(crate) async fn form(
     });
     forming.follow(|founder| founder.step()).map_err(ServeError::Refused)?;
     let mut tasks = JoinSet::new();
-    let me = forming.founder().hello(0, Lane::Greeting).node;
+    let me = forming.founder.lock().hello(0, Lane::Greeting).node;
     for listed in own.nodes.iter().filter(|listed| listed.node != me) {
         tasks.spawn(forming.clone().ask(listed.node, listed.peer_address.clone()));
     }
@@ -92,7 +93,7 @@ pub(crate) async fn form(
         decided = outcome.wait_for(Option::is_some) => decided.ok().and_then(|decided| decided.clone()),
         () = listen(listener, greeter, &[Lane::Greeting], || (), |(), _, _| {}) => None,
     };
-    if let Some(error) = forming.failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    if let Some(error) = forming.failed.lock().take() {
         return Err(error);
     }
     match decided {
@@ -103,13 +104,9 @@ pub(crate) async fn form(
 }
 
 impl Forming {
-    fn founder(&self) -> MutexGuard<'_, Bootstrap> {
-        self.founder.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Executes the steps of the `Bootstrap` until it waits for a message or is done.
     fn follow(&self, ask: impl FnOnce(&mut Bootstrap) -> BootstrapStep) -> Result<(), Refusal> {
-        let mut founder = self.founder();
+        let mut founder = self.founder.lock();
         let mut step = ask(&mut founder);
         loop {
             match step {
@@ -118,7 +115,7 @@ impl Forming {
                 BootstrapStep::Promise(own) => {
                     if let Err(error) = (self.keep)(&own) {
                         // A promise must be durable before it is sent, so nothing more is sent.
-                        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                        *self.failed.lock() = Some(error);
                         let text = "this node's disk failed".to_owned();
                         let refusal = Refusal { text, ..Refusal::default() };
                         self.outcome.send_replace(Some(FormationOutcome::Stop(refusal.clone())));
@@ -142,7 +139,7 @@ impl Forming {
 
     /// Repeats handshakes with one node, so that each learns the other's state.
     async fn ask(self: Arc<Self>, node: u64, address: String) {
-        let me = self.founder().own().member.as_ref().map_or(0, |member| member.node);
+        let me = self.founder.lock().own().member.as_ref().map_or(0, |member| member.node);
         let mut pause = PAUSE_MIN;
         loop {
             let moved = self.moved.notified();
@@ -160,16 +157,12 @@ impl Forming {
                 }
                 Err(why) => why.to_string(),
             };
-            self.heard().insert(address.clone(), heard);
+            self.heard.lock().insert(address.clone(), heard);
             tokio::select! {
                 () = tokio::time::sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),
                 () = moved => pause = PAUSE_MIN,
             }
         }
-    }
-
-    fn heard(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Logs what this node waits for: soon after its start, at each change, and from time to time.
@@ -189,10 +182,10 @@ impl Forming {
 
     fn waits_for(&self, join: Option<&str>) -> String {
         let (step, own) = {
-            let founder = self.founder();
+            let founder = self.founder.lock();
             (founder.step(), founder.own().clone())
         };
-        let heard = self.heard();
+        let heard = self.heard.lock();
         let state = |address: &str| heard.get(address).map_or("not asked yet", String::as_str);
         match (step, join) {
             (BootstrapStep::Wait { missing }, None) if !missing.is_empty() => {
@@ -220,7 +213,7 @@ impl Forming {
 
 impl Greeter for Forming {
     fn hello(&self, to: u64, lane: Lane) -> Hello {
-        self.founder().hello(to, lane)
+        self.founder.lock().hello(to, lane)
     }
 
     fn admit(&self, hello: &Hello) -> Result<(), Refusal> {

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_wire::peer::{Hello, Lane, RefusalCode};
+use parking_lot::Mutex;
 use tokio::net::TcpListener;
 
 use super::handshake::{self, Greeter, NoGuest};
@@ -72,7 +73,7 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
         tokio::spawn(async move {
             match handshake::answer(socket, &*own, lanes).await {
                 Ok((stream, hello)) => {
-                    said.lock().unwrap_or_else(PoisonError::into_inner).forget(hello.node);
+                    said.lock().forget(hello.node);
                     take(number, stream, hello);
                 }
                 Err(NoGuest::Silent(error)) => {
@@ -82,7 +83,7 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
                     tracing::debug!(node, %address, "a peer at {address} comes too early: {}", why.text);
                 }
                 Err(NoGuest::Refused(node, why)) => {
-                    if said.lock().unwrap_or_else(PoisonError::into_inner).is_news(node, &why.text) {
+                    if said.lock().is_news(node, &why.text) {
                         tracing::warn!(node, %address, "a peer at {address} is refused: {}", why.text);
                     } else {
                         tracing::debug!(node, %address, "a peer at {address} is refused again: {}", why.text);

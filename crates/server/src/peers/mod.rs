@@ -36,14 +36,15 @@ mod tickets;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::{Event, Members};
 use lockkeeper_wire::peer::{Hello, Lane, PeerKind, PeerMessage, Refusal, SnapshotOffer};
 use mio::net::TcpStream;
+use parking_lot::Mutex;
 #[cfg(target_os = "linux")]
 use socket2::SockRef;
 use tokio::net::TcpListener;
@@ -123,12 +124,12 @@ impl Handover {
         {
             tracing::warn!(%error, "a connection with node {} keeps the system's patience: {error}", link.node);
         }
-        self.arrived.lock().unwrap_or_else(PoisonError::into_inner).push(link);
+        self.arrived.lock().push(link);
         inbox.ring();
     }
 
     fn take(&self) -> Vec<PeerConnection> {
-        std::mem::take(&mut self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.arrived.lock())
     }
 }
 

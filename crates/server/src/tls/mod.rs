@@ -10,9 +10,10 @@ mod stream;
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -173,7 +174,7 @@ impl NodeTls {
     }
 
     fn current(&self) -> Arc<Loaded> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.lock().clone()
     }
 }
 
@@ -194,7 +195,7 @@ impl Reload for NodeTls {
                 wanted: current.name.to_string(),
             });
         }
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(loaded);
+        *self.current.lock() = Arc::new(loaded);
         Ok(true)
     }
 
@@ -209,7 +210,7 @@ impl Reload for NodeTls {
             let current = self.current();
             (current.expires, current.authority_expires)
         };
-        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut warned = self.warned.lock();
         let [of_certificate, of_authority] = &mut *warned;
         warn_of_end(&self.files.certificate, "the certificate of this node", certificate, of_certificate);
         warn_of_end(&self.files.ca, "an authority of this node", authority, of_authority);
