@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::box_future::BoxFuture;
 use crate::call::{Answer, CallError, CallId};
-use crate::io::Place;
+use crate::io::CallRuntime;
 
 /// The answer to a call, or why there is none.
 pub type CallResult = Result<Answer, CallError>;
@@ -26,7 +26,7 @@ enum RespondTo {
     Session {
         session: Arc<dyn CallOrigin>,
         call: CallId,
-        place: Place,
+        runtime: CallRuntime,
     },
     /// A caller that polls the call itself.
     Caller(oneshot::Sender<CallState>),
@@ -38,9 +38,9 @@ enum CallState {
 }
 
 impl Responder {
-    /// The call runs at `place`, and its answer is processed there.
-    pub fn to_session(session: Arc<dyn CallOrigin>, call: CallId, place: Place) -> Self {
-        Self(Some(RespondTo::Session { session, call, place }))
+    /// The call runs at `runtime`, and its answer is processed there.
+    pub fn to_session(session: Arc<dyn CallOrigin>, call: CallId, runtime: CallRuntime) -> Self {
+        Self(Some(RespondTo::Session { session, call, runtime }))
     }
 
     /// For a caller that polls the call itself: the future runs the call and returns its answer.
@@ -68,15 +68,15 @@ impl Responder {
 
     /// Runs the rest of the call, and then gives its answer.
     pub fn send_when(mut self, mut call: BoxFuture<'static, CallResult>) {
-        let place = match self.0.take() {
+        let runtime = match self.0.take() {
             Some(RespondTo::Caller(caller)) => return drop(caller.send(CallState::Running(call))),
-            Some(RespondTo::Session { session, call, place }) => {
-                self.0 = Some(RespondTo::Session { session, call, place: place.clone() });
-                place
+            Some(RespondTo::Session { session, call, runtime }) => {
+                self.0 = Some(RespondTo::Session { session, call, runtime: runtime.clone() });
+                runtime
             }
             None => return,
         };
-        if let Place::LeaseThread(thread) = &place {
+        if let CallRuntime::LeaseThread(thread) = &runtime {
             // Polls once here, so that a call that is ready at the first poll is complete on return. The
             // future must not depend on the current runtime, not even in this poll: a guard may be dropped
             // outside of a runtime, or in one that is no longer driven.
@@ -85,13 +85,13 @@ impl Responder {
                 return self.send(result);
             }
         }
-        place.spawn(async move { self.send(call.await) });
+        runtime.spawn(async move { self.send(call.await) });
     }
 
     /// The runtime on which the answer should be processed; `None` if any thread may do so.
     pub fn runtime(&self) -> Option<&Handle> {
         match &self.0 {
-            Some(RespondTo::Session { place: Place::Runtime(runtime), .. }) => Some(runtime),
+            Some(RespondTo::Session { runtime: CallRuntime::Runtime(runtime), .. }) => Some(runtime),
             _ => None,
         }
     }

@@ -107,9 +107,9 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        let said = cause.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
+        let own = cause.to_string();
+        if !text.contains(&own) {
+            text = format!("{text}: {own}");
         }
         source = cause.source();
     }

@@ -168,7 +168,7 @@ pub fn mode_text(holder: &HolderInfo) -> String {
     text
 }
 
-/// What is special about a hold; `None` if nothing is.
+/// The unusual state of a hold; `None` if it is simply held.
 #[must_use]
 pub fn state_text(state: &HolderState) -> Option<String> {
     match state {

@@ -5,7 +5,7 @@ use lockkeeper_backend::Url;
 #[cfg(feature = "service")]
 pub use crate::backends::service::carrier::fuzzing as carrier;
 
-/// Decodes `bytes`; the first one says as what.
+/// Decodes `bytes`; the first one selects the decoder.
 ///
 /// # Panics
 /// If a decoder breaks its promise.

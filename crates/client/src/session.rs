@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 pub(crate) use hold::{HoldHandle, NotHeld};
 use hold::{HoldStatus, LeaseTrouble};
-use lockkeeper_backend::io::{LeaseThread, Place};
+use lockkeeper_backend::io::{CallRuntime, LeaseThread};
 use lockkeeper_backend::{
     AcquireRequest, Alarm, Answer, Backend, BackendError, BootInstant, Call, CallError, CallId, CallOrigin,
     CallResult, Clock, Conn, Granted, Push, Responder, Spec,
@@ -69,9 +69,9 @@ struct Inbox {
 enum Input {
     /// A caller requests a hold.
     Acquire(Key, Caller, AcquireLimits),
-    /// A caller releases its hold. The place is where the release runs, which may differ from where the
+    /// A caller releases its hold. The runtime is where the release runs, which may differ from where the
     /// acquire ran.
-    Release(Key, Place),
+    Release(Key, CallRuntime),
     /// A caller's future or guard was dropped.
     Abandon(Key),
     /// A push of the backend for the session of this generation, which may have ended since.
@@ -103,7 +103,7 @@ struct Caller {
     request: Arc<AcquireRequest>,
     hold: Arc<HoldStatus>,
     /// Where its calls run.
-    place: Place,
+    runtime: CallRuntime,
 }
 
 /// A step of a caller's request. A caller that is late sees only the latest one.
@@ -179,8 +179,8 @@ impl Session {
     ) -> Result<HoldHandle, NotHeld> {
         let hold = Arc::new(HoldStatus::new(request.clone(), self.0.trouble.clone()));
         let key = Key(self.0.last_key.fetch_add(1, Ordering::Relaxed) + 1);
-        let place = Place::here(&self.0.lease_thread);
-        let caller = Caller { request, hold: hold.clone(), place };
+        let runtime = CallRuntime::here(&self.0.lease_thread);
+        let caller = Caller { request, hold: hold.clone(), runtime };
         // From here on, dropping `handle` abandons the request.
         let mut handle = HoldHandle::new(self.clone(), key, hold);
         self.0.input(Input::Acquire(key, caller, limits));
@@ -300,9 +300,9 @@ impl SessionInner {
                 state.callers.insert(key, caller);
                 Event::Acquire { key, limits }
             }
-            Input::Release(key, place) => {
+            Input::Release(key, runtime) => {
                 if let Some(caller) = state.callers.get_mut(&key) {
-                    caller.place = place;
+                    caller.runtime = runtime;
                 }
                 Event::Release { key }
             }
@@ -407,11 +407,11 @@ impl SessionInner {
                     RunsOn::Caller(key) => state.callers.get(&key),
                     RunsOn::LeaseThread => None,
                 };
-                let place = caller.map_or_else(
-                    || Place::LeaseThread(self.lease_thread.clone()),
-                    |caller| caller.place.clone(),
+                let runtime = caller.map_or_else(
+                    || CallRuntime::LeaseThread(self.lease_thread.clone()),
+                    |caller| caller.runtime.clone(),
                 );
-                state.conn.submit(content, Responder::to_session(self.clone(), call, place));
+                state.conn.submit(content, Responder::to_session(self.clone(), call, runtime));
             }
             Output::LeaseDeadline(until) => {
                 self.lease_deadline.store(until.map_or(0, BootInstant::as_nanos), Ordering::SeqCst);

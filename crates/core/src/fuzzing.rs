@@ -5,7 +5,7 @@ use crate::snapshot::Snapshot;
 use crate::table::{Restorer, Table};
 use crate::{Acquire, Command, Effects, IfBusy, Mode, OpenSession, Seq, SessionId};
 
-/// Decodes `bytes`; the first one says as what.
+/// Decodes `bytes`; the first one selects the decoder.
 ///
 /// # Panics
 /// If a decoder breaks its promise.

@@ -7,7 +7,7 @@ use crate::{dynamodb, format, http, object_store};
 
 const HEADERS: [HeaderName; 4] = [http::TOKEN, http::RESOURCE, http::MODE, http::ACTION];
 
-/// Decodes `bytes`; the first one says as what.
+/// Decodes `bytes`; the first one selects the decoder.
 ///
 /// # Panics
 /// If a decoder breaks its promise.

@@ -9,7 +9,7 @@ use crate::client::ClientConnection;
 use crate::headers;
 use crate::rules::Rules;
 
-/// Decodes `bytes`; the first one says as what.
+/// Decodes `bytes`; the first one selects the decoder.
 ///
 /// # Panics
 /// If a decoder breaks its promise.

@@ -186,7 +186,7 @@ pub enum GateError {
     Upstream {
         /// The URL.
         url: String,
-        /// What is wrong.
+        /// The fault.
         why: &'static str,
     },
     /// An address can't be bound.

@@ -92,7 +92,7 @@ pub enum RulesError {
     Rule {
         /// The path of the rule.
         path: String,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
 }

@@ -9,7 +9,7 @@ use crate::trace::{Account, Lane, Message, MessageKind, Phase, Span, SpanKind, S
 const MESSAGES_MAX: usize = 2_000;
 const SESSION_MESSAGES_MAX: usize = 1_000;
 
-/// What was recorded so far.
+/// The events recorded so far.
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub(crate) now: u64,

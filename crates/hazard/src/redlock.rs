@@ -177,7 +177,7 @@ impl Redlock {
         }
     }
 
-    /// Who has the key on most servers.
+    /// The client that has the key on most servers.
     pub(crate) fn held(&self, now: u64) -> Vec<CountedHold> {
         let live: Vec<Client> =
             self.servers.iter().filter_map(|server| server.live(now)).map(|key| key.client).collect();

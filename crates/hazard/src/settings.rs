@@ -118,7 +118,7 @@ pub enum SettingsError {
     /// There is no such setting.
     #[error("there is no setting `{key}`; there are: {}", KEYS.join(", "))]
     Unknown {
-        /// What was given.
+        /// The given text.
         key: String,
     },
     /// A value that the setting can't have.
@@ -126,7 +126,7 @@ pub enum SettingsError {
     Value {
         /// The setting.
         key: &'static str,
-        /// What was given.
+        /// The given text.
         value: String,
         /// The allowed values.
         allowed: String,

@@ -1,4 +1,4 @@
-//! Settings that tell something.
+//! Settings that show one effect.
 
 use serde::Serialize;
 

@@ -54,14 +54,14 @@ pub enum Variant {
 /// What a play has led to, as read from the resource or the lock service.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Something is lost, or nobody can go on.
+    /// Something is lost, or no client can go on.
     Lost(String),
     /// Nothing is lost.
     Kept(String),
 }
 
 impl Verdict {
-    /// What was lost or kept.
+    /// The loss, or that nothing was lost.
     #[must_use]
     pub fn text(&self) -> &str {
         match self {

@@ -34,7 +34,7 @@ pub struct Line {
     pub text: String,
 }
 
-/// What a line of a trace tells.
+/// The kind of a line of a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LineKind {

@@ -39,7 +39,7 @@ pub struct Load {
 pub struct Activity {
     /// Grants.
     pub grants: u64,
-    /// Sessions that expired: their clients were not heard for the ttl.
+    /// Sessions that expired: no keep-alive arrived for the ttl.
     pub expired: u64,
     /// Requests that left the queue because their wait limit was over.
     pub timed_out: u64,

@@ -38,7 +38,7 @@ const QUEUE_MAX: usize = 256;
 /// How many of the newest records are kept in memory, to be shown; half of them at most are refusals, which
 /// anybody can cause.
 const RECENT_MAX: usize = 1_000;
-/// How much of the end of the file is read at the start, for the same.
+/// How many bytes of the end of the file are read at the start, to fill that memory.
 const TAIL_BYTES: u64 = 256 << 10;
 
 /// A line of the trail. Fields that do not apply are left out.
@@ -88,7 +88,7 @@ struct Recent {
 }
 
 impl Recent {
-    /// Nothing yet. Numbers rise from the time in milliseconds: those of a later process are higher.
+    /// No records. Numbers begin at the time in milliseconds, so those of a later process are higher.
     fn new(now: SystemTime) -> Self {
         let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self { last: u64::try_from(since.as_millis()).unwrap_or(0), ..Self::default() }
@@ -183,7 +183,7 @@ impl Audit {
         line
     }
 
-    /// Records what was done; returns once it is on disk.
+    /// Appends a record; returns once it is on disk.
     ///
     /// # Errors
     /// The file can't be written. The record is in the log all the same.

@@ -113,43 +113,43 @@ pub(crate) struct Addresses<'a> {
 /// another node; a candidate's options name no other nodes; there is no valid first token.
 pub(crate) fn open<D: Disk>(
     disk: &D,
-    told: &ServerOptions,
+    options: &ServerOptions,
     addresses: Addresses<'_>,
 ) -> Result<DirectoryContents<D>, ServeError> {
-    refuse_condemned(disk, &told.data)?;
-    let is_alone = told.cluster.is_empty() && told.join.is_none();
-    match storage::open(disk, storage_options(told)).map_err(failed(told))? {
+    refuse_condemned(disk, &options.data)?;
+    let is_alone = options.cluster.is_empty() && options.join.is_none();
+    match storage::open(disk, storage_options(options)).map_err(failed(options))? {
         Opened::Existing(existing) => {
-            is_node(told, existing.founding.node)?;
-            recover(disk, &told.data, existing).map(DirectoryContents::Data)
+            is_node(options, existing.founding.node)?;
+            recover(disk, &options.data, existing).map(DirectoryContents::Data)
         }
         Opened::Empty if is_alone => {
-            let (directory, node) = (told.data.display(), told.node.unwrap_or(1));
+            let (directory, node) = (options.data.display(), options.node.unwrap_or(1));
             tracing::info!(
                 node,
                 "`{directory}` is empty: node {node} founds a new cluster of its own, with an empty table of locks; a node \
                  of a cluster whose data are lost needs `--join` and a new id"
             );
-            found(disk, told, &alone(told, addresses, SystemTime::now())?).map(DirectoryContents::Data)
+            found(disk, options, &alone(options, addresses, SystemTime::now())?).map(DirectoryContents::Data)
         }
         Opened::Empty => {
-            let candidate = candidate(told, addresses, id()?, SystemTime::now())?;
-            stand(disk, told, &candidate)?;
+            let candidate = candidate(options, addresses, id()?, SystemTime::now())?;
+            stand(disk, options, &candidate)?;
             Ok(DirectoryContents::Candidate(candidate))
         }
         Opened::Candidate(kept) => {
             let member = kept.member.clone().unwrap_or_default();
-            is_node(told, member.node)?;
+            is_node(options, member.node)?;
             if is_alone {
-                return Err(ServeError::NotAlone { directory: told.data.clone(), node: member.node });
+                return Err(ServeError::NotAlone { directory: options.data.clone(), node: member.node });
             }
             if kept.nodes.iter().any(|listed| !listed.incarnation.is_empty()) {
                 // This node has promised to form a cluster with exactly these incarnations, and other nodes
                 // may have bootstrapped that cluster already: the stored candidate must not change.
                 return Ok(DirectoryContents::Candidate(kept));
             }
-            let candidate = candidate(told, addresses, member.incarnation, SystemTime::now())?;
-            stand(disk, told, &candidate)?;
+            let candidate = candidate(options, addresses, member.incarnation, SystemTime::now())?;
+            stand(disk, options, &candidate)?;
             Ok(DirectoryContents::Candidate(candidate))
         }
     }
@@ -161,11 +161,11 @@ pub(crate) fn open<D: Disk>(
 /// Those of [`open`].
 pub(crate) fn found<D: Disk>(
     disk: &D,
-    told: &ServerOptions,
+    options: &ServerOptions,
     founding: &Founding,
 ) -> Result<Data<D>, ServeError> {
-    let existing = storage::found(disk, storage_options(told), founding).map_err(failed(told))?;
-    recover(disk, &told.data, existing)
+    let existing = storage::found(disk, storage_options(options), founding).map_err(failed(options))?;
+    recover(disk, &options.data, existing)
 }
 
 /// Stores a candidate's identity durably.
@@ -174,10 +174,10 @@ pub(crate) fn found<D: Disk>(
 /// The directory can't be written.
 pub(crate) fn stand<D: Disk>(
     disk: &D,
-    told: &ServerOptions,
+    options: &ServerOptions,
     candidate: &Candidate,
 ) -> Result<(), ServeError> {
-    storage::stand(disk, candidate).map_err(failed(told))
+    storage::stand(disk, candidate).map_err(failed(options))
 }
 
 /// Marks the data as unusable, so that no later start accepts them. A restart would not repair them: a wrong
@@ -226,26 +226,26 @@ fn refuse_condemned(disk: &impl Disk, directory: &Path) -> Result<(), ServeError
     }
 }
 
-fn storage_options(told: &ServerOptions) -> storage::LogOptions {
-    storage::LogOptions { segment_bytes: told.segment_bytes }
+fn storage_options(options: &ServerOptions) -> storage::LogOptions {
+    storage::LogOptions { segment_bytes: options.segment_bytes }
 }
 
-fn failed(told: &ServerOptions) -> impl Fn(OpenError) -> ServeError {
-    |source| ServeError::Open { directory: told.data.clone(), source }
+fn failed(options: &ServerOptions) -> impl Fn(OpenError) -> ServeError {
+    |source| ServeError::Open { directory: options.data.clone(), source }
 }
 
-fn is_node(told: &ServerOptions, found: u64) -> Result<(), ServeError> {
-    match told.node {
+fn is_node(options: &ServerOptions, found: u64) -> Result<(), ServeError> {
+    match options.node {
         Some(node) if node != found => {
-            Err(ServeError::AnotherNode { directory: told.data.clone(), found, told: node })
+            Err(ServeError::AnotherNode { directory: options.data.clone(), found, told: node })
         }
         _ => Ok(()),
     }
 }
 
-fn alone(told: &ServerOptions, addresses: Addresses<'_>, now: SystemTime) -> Result<Founding, ServeError> {
-    let tokens_above = first_tokens(told.tokens_above, now)?;
-    let member = member(told, addresses, id()?);
+fn alone(options: &ServerOptions, addresses: Addresses<'_>, now: SystemTime) -> Result<Founding, ServeError> {
+    let tokens_above = first_tokens(options.tokens_above, now)?;
+    let member = member(options, addresses, id()?);
     Ok(Founding {
         cluster: id()?,
         node: member.node,
@@ -257,15 +257,15 @@ fn alone(told: &ServerOptions, addresses: Addresses<'_>, now: SystemTime) -> Res
 }
 
 fn candidate(
-    told: &ServerOptions,
+    options: &ServerOptions,
     addresses: Addresses<'_>,
     incarnation: Vec<u8>,
     now: SystemTime,
 ) -> Result<Candidate, ServeError> {
-    let listed = told.cluster.iter();
+    let listed = options.cluster.iter();
     Ok(Candidate {
-        member: Some(member(told, addresses, incarnation)),
-        tokens_above: first_tokens(told.tokens_above, now)?,
+        member: Some(member(options, addresses, incarnation)),
+        tokens_above: first_tokens(options.tokens_above, now)?,
         rules: limits::RULES_VERSION,
         nodes: listed
             .map(|(&node, address)| Listed { node, peer_address: address.clone(), incarnation: Vec::new() })
@@ -273,12 +273,12 @@ fn candidate(
     })
 }
 
-fn member(told: &ServerOptions, addresses: Addresses<'_>, incarnation: Vec<u8>) -> Member {
-    let node = told.node.unwrap_or(NODE);
+fn member(options: &ServerOptions, addresses: Addresses<'_>, incarnation: Vec<u8>) -> Member {
+    let node = options.node.unwrap_or(NODE);
     Member {
         node,
         incarnation,
-        peer_address: told.cluster.get(&node).map_or(addresses.peer, String::as_str).to_owned(),
+        peer_address: options.cluster.get(&node).map_or(addresses.peer, String::as_str).to_owned(),
         client_address: addresses.client.to_owned(),
     }
 }
@@ -389,21 +389,21 @@ mod tests {
 
     #[test]
     fn condemned_data_are_refused_with_the_stored_reason() {
-        let (disk, told) = (MemoryDisk::new(), ServerOptions::new("here"));
+        let (disk, options) = (MemoryDisk::new(), ServerOptions::new("here"));
         let addresses = Addresses { client: "client:1", peer: "" };
-        assert!(open(&disk, &told, addresses).is_ok(), "it founds a cluster");
+        assert!(open(&disk, &options, addresses).is_ok(), "it founds a cluster");
         condemn(&disk, Unusable::WrongTable, "its table was another").unwrap();
         disk.crash(|_| 0);
         disk.restart();
-        let Err(error) = open(&disk, &told, addresses) else { panic!("it starts") };
+        let Err(error) = open(&disk, &options, addresses) else { panic!("it starts") };
         let text = error.to_string();
         for words in ["`here`", "its table was another", "remove the file `wrong-table`"] {
             assert!(text.contains(words), "no {words:?} in {text}");
         }
         disk.remove("wrong-table").unwrap();
-        assert!(open(&disk, &told, addresses).is_ok(), "whoever knows better can have it");
+        assert!(open(&disk, &options, addresses).is_ok(), "whoever knows better can have it");
         condemn(&disk, Unusable::EntriesLost, "its log ends at entry 3").unwrap();
-        let Err(error) = open(&disk, &told, addresses) else { panic!("it starts") };
+        let Err(error) = open(&disk, &options, addresses) else { panic!("it starts") };
         let text = error.to_string();
         assert!(text.contains("are damaged") && text.contains("its log ends at entry 3"), "{text}");
     }

@@ -319,7 +319,7 @@ pub enum FileError {
     Unusable {
         /// The file.
         file: PathBuf,
-        /// What is wrong with the content.
+        /// The fault of the content.
         why: String,
     },
     /// The certificate names another node, or a node of another cluster, than this one.

@@ -47,7 +47,7 @@ pub(crate) trait Reload: Send + Sync + 'static {
     fn names(&self) -> String;
 
     /// Called after each check of the files; logs further warnings about them.
-    fn looked(&self) {}
+    fn after_check(&self) {}
 }
 
 /// Reloads changed files, at intervals and at once after `wake`. Runs until the future is dropped.
@@ -58,7 +58,7 @@ pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>,
     };
     let mut failed: Vec<Option<String>> = files.iter().map(|_| None).collect();
     loop {
-        files.iter().for_each(|it| it.looked());
+        files.iter().for_each(|it| it.after_check());
         let is_asked = tokio::select! {
             () = tokio::time::sleep(LOOK) => false,
             () = wake.notified() => true,

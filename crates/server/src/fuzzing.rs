@@ -3,7 +3,7 @@
 use crate::access::{Identity, Permission, Permissions, Tokens};
 use crate::tls::CertificateNames;
 
-/// Decodes `bytes`; the first one says as what.
+/// Decodes `bytes`; the first one selects the decoder.
 ///
 /// # Panics
 /// If a decoder breaks its promise.

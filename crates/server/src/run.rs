@@ -92,7 +92,7 @@ impl Running {
 pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), ServeError> {
     let tls = options.tls.as_ref().map(NodeTls::load).transpose()?;
     if let Some(tls) = &tls {
-        // The certificate says which node this is.
+        // The certificate names this node's id.
         let node = *options.node.get_or_insert(tls.name().node);
         certified(&options, tls, node)?;
     }

@@ -9,7 +9,7 @@ use crate::{answer, entry, peer, request, store, v1};
 /// Most commands that one input applies.
 const COMMANDS_MAX: usize = 64;
 
-/// Decodes `bytes`; the first one says as what.
+/// Decodes `bytes`; the first one selects the decoder.
 ///
 /// # Panics
 /// If a decoder breaks its promise.
@@ -41,7 +41,7 @@ fn client_frame(bytes: &[u8]) {
     }
 }
 
-/// Whatever stands in the log, applying it neither panics nor breaks the table.
+/// Applying any log entry neither panics nor breaks the table.
 fn batch(bytes: &[u8]) {
     let Ok(commands) = entry::decode_batch(bytes) else { return };
     let again = entry::encode_batch(commands.iter());

@@ -45,7 +45,7 @@ pub enum Request {
     Denied {
         /// The request itself.
         request: Box<Request>,
-        /// What to tell the client.
+        /// The answer to the client.
         refused: v1::Refused,
     },
 }

@@ -1,12 +1,12 @@
-//! Where I/O runs. There are two places.
+//! The two runtimes on which I/O runs.
 //!
 //! - **The lease thread** ([`LeaseThread`]) runs what must not depend on a caller's runtime, which may be
 //!   starved, blocked in a signal handler, or dropped: it renews leases, detects losses, receives wake-ups,
 //!   and ends requests and holds that a caller abandoned.
-//! - **The caller's runtime** runs the calls that a caller waits for ([`Place::spawn`]), on connections of
-//!   that runtime ([`Pool`]): moving a call to another thread and its answer back takes longer than most lock
-//!   services need to answer. The connections are ordinary ones of the service's client library. They end
-//!   with their runtime, and the next caller opens others.
+//! - **The caller's runtime** runs the calls that a caller waits for ([`CallRuntime::spawn`]), on
+//!   connections of that runtime ([`Pool`]): moving a call to another thread and its answer back takes longer
+//!   than most lock services need to answer. The connections are ordinary ones of the service's client
+//!   library. They end with their runtime, and the next caller opens others.
 //!
 //! A caller without a runtime, such as a guard that is dropped outside of one, is served by the lease thread.
 
@@ -23,14 +23,14 @@ pub use pool::{Connect, Pool, PoolLimits, Used};
 
 /// Where a call runs.
 #[derive(Clone)]
-pub enum Place {
+pub enum CallRuntime {
     /// On the runtime of the caller that waits for it.
     Runtime(Handle),
     /// On the lease thread, for callers without a runtime.
     LeaseThread(LeaseThread),
 }
 
-impl Place {
+impl CallRuntime {
     /// The current runtime, or the lease thread outside of one.
     pub fn here(lease_thread: &LeaseThread) -> Self {
         match Handle::try_current() {

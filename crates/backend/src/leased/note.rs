@@ -89,7 +89,7 @@ impl Note {
     }
 }
 
-/// Whether the value says that an operator broke the hold.
+/// Whether the value marks the hold as broken by an operator.
 pub fn is_revoked(value: &[u8]) -> bool {
     Note::read(value).is_some_and(|note| note.revoked.is_some())
 }
@@ -102,7 +102,7 @@ pub fn broken_at_grant() -> BackendError {
     )
 }
 
-/// The holder can't be told that its hold is broken.
+/// The holder can't be notified that its hold is broken.
 pub fn untold_holder() -> BackendError {
     BackendError::new(
         BackendErrorKind::Refused,

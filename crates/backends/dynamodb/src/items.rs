@@ -44,7 +44,7 @@ pub(super) struct Attributes {
     pub(super) owner: &'static str,
     pub(super) lease: &'static str,
     pub(super) version: &'static str,
-    /// The attribute that says that a lock is free; `None`: the item is deleted.
+    /// The attribute that marks a lock as free; `None`: the item is deleted.
     pub(super) released: Option<&'static str>,
     /// The attribute with the time at which DynamoDB may delete the item, in seconds since 1970.
     pub(super) expiry: Option<&'static str>,
@@ -137,7 +137,7 @@ impl Attributes {
         let (owner, version) = (text(item, self.owner)?, text(item, self.version)?);
         let mut holders = BTreeMap::new();
         if self.released.is_some_and(|released| item.contains_key(released)) {
-            // Nobody holds it.
+            // The lock has no holder.
         } else if owner == SHARED {
             let readers = item.get(READERS)?.as_m().ok()?;
             for (owner, reader) in readers {

@@ -199,7 +199,7 @@ impl DynamoStore {
             .name("#reader", reader)
     }
 
-    /// The same change, unless the item says that the lock is free.
+    /// The same change, unless the item is marked as free.
     fn unless_released(&self, mut change: Change) -> Change {
         let Some(released) = self.attributes.released else { return change };
         change.condition.push_str(" AND attribute_not_exists(#released)");

@@ -47,7 +47,7 @@ impl EtcdStore {
             Renewed::Kept if self.keep_alive(&[closing], deadline).await? == [true] => Ok(lease),
             Renewed::Kept => Err(EtcdFailure::IN_DOUBT),
             Renewed::Revoked => Err(EtcdFailure::Refused(broken_at_grant())),
-            // Somebody deleted it: the next attempt creates another.
+            // Another client deleted it: the next attempt creates another.
             Renewed::Gone => Err(EtcdFailure::NOT_DONE),
         }
     }
@@ -110,7 +110,7 @@ impl EtcdStore {
         Err(EtcdFailure::IN_DOUBT)
     }
 
-    /// What is left of a lease; zero if it has ended.
+    /// Remaining time of a lease; zero if it has ended.
     pub(super) async fn left(&self, lease: i64, deadline: Instant) -> Result<Duration, EtcdFailure> {
         let asked = LeaseTimeToLiveRequest { id: lease };
         let left = self.link.call(deadline, asked, |connection, request| {

@@ -167,7 +167,7 @@ pub(super) fn failure(status: &Status) -> EtcdFailure {
         Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition | Code::Unimplemented => {
             refused(BackendErrorKind::Refused)
         }
-        // A change of leaders, say.
+        // For example, a change of leaders.
         _ => EtcdFailure::passing(told).in_doubt(),
     }
 }

@@ -99,7 +99,7 @@ impl Leases {
             None => state.ended.record(&entry.id),
             Some(EntryLease { id, revision, .. }) if doubt || revision.is_none() => {
                 state.doomed.retain(|_, until| *until > now);
-                // Nobody renews it, so it has expired by then.
+                // No client renews it, so it has expired by then.
                 state.doomed.insert(id, now + entry.ttl * 2 + entry.limit());
             }
             Some(_) => {}

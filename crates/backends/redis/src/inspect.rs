@@ -308,7 +308,7 @@ impl RedisStore {
             let answer = match answer {
                 // Its type has changed since the scan.
                 Value::ServerError(error) if error.code() == "WRONGTYPE" => continue,
-                // Asked again by itself, for what may pass; otherwise this fails.
+                // Repeated if the refusal may pass; otherwise this fails.
                 Value::ServerError(_) => self.ask(get).await?,
                 answer => answer,
             };

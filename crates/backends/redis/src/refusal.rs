@@ -190,7 +190,7 @@ pub(super) fn unexpected(server: &dyn fmt::Display, command: &str, reply: &Value
     BackendError::new(BackendErrorKind::Operator, what)
 }
 
-/// What is wrong with a reply that is too long, or none of Redis.
+/// The error of a reply that is too long or not in the protocol of Redis.
 fn unreadable(error: &RedisError) -> Option<String> {
     match TooLong::of(error) {
         Some(too_long) => Some(too_long.to_string()),

@@ -262,7 +262,7 @@ mod tests {
             }
             scanner.read(rest).unwrap();
             prop_assert_eq!(scanner.open, 0);
-            // What is no reply ends nowhere else either, if the parser accepts its beginning.
+            // Bytes that are no reply have no other end either, if the parser accepts their beginning.
             if let Some((index, byte)) = changed {
                 let mut broken = whole;
                 let at = index.index(broken.len());

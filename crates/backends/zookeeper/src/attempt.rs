@@ -164,11 +164,11 @@ impl ZooKeeperStore {
                 Mode::Permit { .. } => {
                     self.permit_place(client, folder, node, entry, &children, deadline).await?
                 }
-                _ => place(&children, node),
+                _ => standing(&children, node),
             };
             let queued = match place {
                 Standing::Gone => {
-                    // Somebody deleted it: the next attempt creates another.
+                    // Another client deleted it: the next attempt creates another.
                     self.places.take(&entry.id);
                     return Err(ZooKeeperFailure::NOT_DONE);
                 }
@@ -181,7 +181,7 @@ impl ZooKeeperStore {
                 continue;
             }
             if !attempt.wait {
-                // Somebody was faster.
+                // Another client created it first.
                 let first = format!("{folder}/{}", queued.first);
                 let answer = busy(client, &first, queued.ahead, deadline).await;
                 by_if_exists(deadline, client.delete(&node.path, None)).await?;
@@ -345,7 +345,7 @@ impl ZooKeeperStore {
     }
 }
 
-/// Sweeps when an attempt ends, in whichever way, after its request was ended.
+/// Sweeps when an attempt ends, successfully or not, after its request was ended.
 struct SweepOrphan<'a> {
     store: &'a ZooKeeperStore,
     client: &'a Client,
@@ -371,7 +371,7 @@ impl Drop for SweepOrphan<'_> {
 }
 
 /// The place of a node that is not for a permit.
-fn place(children: &[String], node: &Node) -> Standing {
+fn standing(children: &[String], node: &Node) -> Standing {
     let Some(own) = node.path.rsplit('/').next().and_then(Contender::parse) else { return Standing::Gone };
     let queue = Contender::queue(children);
     if !queue.iter().any(|one| one.node == own.node) {

@@ -127,7 +127,7 @@ impl Ensemble {
         Ok(Finding { spoils: false, says })
     }
 
-    /// The options of a node, with access for everybody or for this user.
+    /// The options of a node, with access for all users or for this one.
     pub(super) fn options(&self, mode: CreateMode) -> CreateOptions<'static> {
         mode.with_acls(if self.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() })
     }

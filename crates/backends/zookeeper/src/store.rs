@@ -216,7 +216,7 @@ impl ZooKeeperStore {
     }
 }
 
-/// Whether a hold's data say that it has to end.
+/// Whether a hold's data mark it as broken.
 pub(super) fn is_broken(data: &[u8]) -> bool {
     is_revoked(data) || data == CURATORS_REVOCATION
 }

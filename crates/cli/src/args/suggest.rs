@@ -1,4 +1,4 @@
-//! What an error of the command line's parser says: one line, with a suggestion for a typo.
+//! The message of a command line error: one line, with a suggestion for a typo.
 
 use std::ffi::OsString;
 

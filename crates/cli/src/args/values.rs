@@ -63,7 +63,7 @@ pub(super) fn value(typed: &str) -> Result<String, String> {
     }
 }
 
-/// A text that says something.
+/// A text that is not blank.
 pub(super) fn reason(typed: &str) -> Result<String, &'static str> {
     if typed.trim().is_empty() { Err("others read it: say why") } else { Ok(typed.to_owned()) }
 }

@@ -181,7 +181,7 @@ async fn tasks(args: &Bench, url: &str) -> Result<Figures, Failure> {
     }
     tokio::select! {
         () = tokio::time::sleep(Duration::from_secs(args.seconds)) => {}
-        // What was measured so far is printed.
+        // Prints the measurements so far.
         _ = signals.until_end() => {}
     }
     stop.store(true, Ordering::Relaxed);
@@ -212,7 +212,7 @@ async fn processes(args: &Bench, url: &str) -> Result<Figures, Failure> {
             .spawn()?;
         workers.push(worker);
     }
-    // What was measured so far is printed: the workers end early, and say what they have.
+    // Prints the measurements so far: the workers end early and report theirs.
     let pids: Vec<Pid> =
         workers.iter().filter_map(|it| i32::try_from(it.id()).ok()).map(Pid::from_raw).collect();
     let forwarding = tokio::spawn(async move {

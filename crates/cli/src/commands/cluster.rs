@@ -31,7 +31,7 @@ async fn connect(service: &ServiceArgs) -> Result<Locks, Failure> {
 
 async fn status(args: ClusterStatus) -> Result<u8, Failure> {
     let locks = connect(&args.service).await?;
-    // The members can only be read with a majority. Without one, the nodes that answer say what they know.
+    // The members can only be read with a majority. Without one, shows the members that each node knows.
     let nodes = locks.nodes().await?;
     if let Some(lost) = nodes::lost_majority(&nodes) {
         nodes::print_all(&nodes, args.json)?;

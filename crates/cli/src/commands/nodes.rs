@@ -154,12 +154,12 @@ pub(super) fn print(nodes: &[NodeReport]) -> Result<(), Failure> {
 
 /// Problems and their remedies.
 pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
-    let mut said = Vec::new();
+    let mut warnings = Vec::new();
     let missing = missing(nodes);
     for NodeReport { address, answers, status, .. } in nodes {
         let is_plain = status.as_ref().is_ok_and(|status| status.certificate_ends.is_none());
         if is_plain && !is_loopback(address) {
-            said.push(format!(
+            warnings.push(format!(
                 "{address} is reached over a network without encryption: whoever is in between can read and change \
                  what is sent, tokens too, and without a file of permissions whoever reaches it can hold and break \
                  every lock; use TLS (docs/operating.md)"
@@ -168,7 +168,7 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
         let status = match status {
             Ok(status) => status,
             Err(why) => {
-                said.push(match answers {
+                warnings.push(match answers {
                     true => format!("{address} answers, and can't serve: {why}"),
                     false => silence(address, why, &missing),
                 });
@@ -176,34 +176,34 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
             }
         };
         if status.leader.is_none() {
-            said.push(format!(
+            warnings.push(format!(
                 "{address} knows no leader: nothing can be acquired or kept alive there; look at its log"
             ));
         }
         let behind = status.committed.saturating_sub(status.applied);
         if behind > BEHIND_MAX {
-            said.push(format!(
+            warnings.push(format!(
                 "{address} has yet to apply {behind} entries of its log: it is overloaded or has just started"
             ));
         }
         if let Some(ends) = status.certificate_ends {
-            said.extend(end_of_certificate(address, ends));
+            warnings.extend(end_of_certificate(address, ends));
         }
         if status.version != env!("CARGO_PKG_VERSION") {
             let ours = env!("CARGO_PKG_VERSION");
-            said.push(format!("{address} has version {}, this program {ours}", status.version));
+            warnings.push(format!("{address} has version {}, this program {ours}", status.version));
         }
     }
     let voters = freshest(nodes)
         .map_or(0, |status| status.members.iter().filter(|member| member.part == NodePart::Voter).count());
     if voters == 2 {
-        said.push(
+        warnings.push(
             "two nodes vote: the loss of either stops the service; add a third, or remove one".to_owned(),
         );
     }
     let permissions: BTreeSet<Option<&str>> = answers(nodes).map(|it| it.permissions.as_deref()).collect();
     if permissions.len() > 1 {
-        said.push(
+        warnings.push(
             "the nodes have different files of permissions, so what a client may do depends on the node that it reaches: \
              give all of them the same (`serve --permissions`)"
                 .to_owned(),
@@ -211,12 +211,12 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
     }
     let clusters = clusters(nodes);
     if clusters.len() > 1 {
-        said.push(format!(
+        warnings.push(format!(
             "these nodes belong to {} clusters, which exclude nobody from each other's locks: correct the address",
             clusters.len()
         ));
     }
-    said
+    warnings
 }
 
 /// A warning if the node's certificate has ended, or ends soon.

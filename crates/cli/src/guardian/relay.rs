@@ -37,7 +37,7 @@ pub(crate) enum CommandPlace {
     Ended,
 }
 
-/// What is to be done next.
+/// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RelayStep {
     /// Nothing before this time.

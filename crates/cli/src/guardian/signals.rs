@@ -1,4 +1,4 @@
-//! The wrapper's signals, and its stop by Ctrl-Z. What they mean for the command is decided in `relay`.
+//! The wrapper's signals, and its stop by Ctrl-Z. `relay` decides what reaches the command.
 
 use std::fs::File;
 use std::io;

@@ -8,13 +8,13 @@ pub mod memory;
 #[cfg(feature = "service")]
 pub(crate) mod service;
 
-/// What is special about DynamoDB.
+/// API of DynamoDB alone.
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb {
     pub use lockkeeper_dynamodb::init;
 }
 
-/// What is special about PostgreSQL.
+/// API of PostgreSQL alone.
 #[cfg(feature = "postgres")]
 pub mod postgres {
     pub use lockkeeper_postgres::{

@@ -151,7 +151,7 @@ impl Machine {
                 if let AcquireStage::Sent { seq, again: None, .. } = request.stage {
                     request.stage = AcquireStage::Queued { seq };
                     request.since = now;
-                    // The request's next deadline is not earlier than before, so `look_at` stays.
+                    // The request's next deadline is not earlier than before, so `next_check` stays.
                 }
                 // Queued counts as an answer: otherwise the request would hold back `done_through` for the
                 // whole wait (R2).
@@ -231,7 +231,7 @@ impl Machine {
         self.pending = self.requests.keys().copied().collect();
         self.unsent = self.pending.clone();
         self.early.clear();
-        self.look_at = self.next_due();
+        self.next_check = self.next_due();
         self.ends.clear();
         self.ends_of.clear();
         out.push(Output::LeaseDeadline(None));

@@ -14,7 +14,7 @@ pub(super) struct PendingAcquire {
     /// From when the backend's silence counts: the time of the request, of the backend's latest answer to it,
     /// or of its restart.
     pub(super) since: BootInstant,
-    /// The backend has said that the lock is not free.
+    /// The backend has answered that the lock is not free.
     pub(super) is_known_busy: bool,
     pub(super) stage: AcquireStage,
 }
@@ -257,7 +257,7 @@ impl Machine {
                         }
                     });
                 }
-                self.look_by(again);
+                self.check_by(again);
             }
         }
     }

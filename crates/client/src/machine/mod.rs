@@ -60,7 +60,7 @@ pub struct Machine {
     early: BTreeSet<Key>,
     /// Earliest deadline of all pending requests and Finishes. They are checked only from then on. May be
     /// earlier than their deadlines, never later.
-    look_at: Option<BootInstant>,
+    next_check: Option<BootInstant>,
     /// When holds reach a deadline of their own (`max_hold`, the end of a grace period), in order of time;
     /// and the same by key.
     ends: BTreeSet<(BootInstant, Key)>,
@@ -117,7 +117,7 @@ impl Machine {
             pending: BTreeSet::new(),
             unsent: BTreeSet::new(),
             early: BTreeSet::new(),
-            look_at: None,
+            next_check: None,
             ends: BTreeSet::new(),
             ends_of: BTreeMap::new(),
             by_seq: BTreeMap::new(),
@@ -156,7 +156,13 @@ impl Machine {
         let has_holds = self.requests.len() > self.pending.len();
         let lease_deadline = self.lease_deadline.filter(|_| has_holds || self.stopping);
         let link = self.link.next_wake(self.renews());
-        self.look_at.into_iter().chain(ends).chain(lease_deadline).chain(link).chain(self.next_open()).min()
+        self.next_check
+            .into_iter()
+            .chain(ends)
+            .chain(lease_deadline)
+            .chain(link)
+            .chain(self.next_open())
+            .min()
     }
 
     /// The earliest deadline of all pending requests and Finishes.
@@ -166,8 +172,8 @@ impl Machine {
         pending.chain(self.finishing.values().filter_map(|finishing| finishing.again)).min()
     }
 
-    fn look_by(&mut self, at: Option<BootInstant>) {
-        self.look_at = self.look_at.into_iter().chain(at).min();
+    fn check_by(&mut self, at: Option<BootInstant>) {
+        self.next_check = self.next_check.into_iter().chain(at).min();
     }
 
     /// Updates the indexes after a request has changed or ended: a session may have a million holds, and no
@@ -183,7 +189,7 @@ impl Machine {
         if pending {
             self.pending.insert(key);
             let due = self.requests.get(&key).and_then(|request| request.next_wake(&self.spec));
-            self.look_by(due);
+            self.check_by(due);
         } else {
             self.pending.remove(&key);
         }
@@ -291,7 +297,7 @@ impl Machine {
 
     /// Sends everything that can be sent now, and ends waits that are due.
     fn progress(&mut self, now: BootInstant, out: &mut Vec<Output>) {
-        let due = self.look_at.is_some_and(|at| now >= at);
+        let due = self.next_check.is_some_and(|at| now >= at);
         if due {
             self.give_up_waits(now, out);
         }
@@ -307,7 +313,7 @@ impl Machine {
             self.send_acquires(now, due, out);
         }
         if due {
-            self.look_at = self.next_due();
+            self.next_check = self.next_due();
         }
         self.advance_session(now, out);
         if self.stopping && self.is_idle() {

@@ -53,7 +53,7 @@ pub struct Leader {
     pub token: Option<Token>,
     /// Its label.
     pub owner: String,
-    /// What it has proclaimed last; empty if nothing.
+    /// The value proclaimed last; empty before the first.
     pub value: Vec<u8>,
 }
 
@@ -106,7 +106,7 @@ impl<F: Kind> fmt::Debug for Election<F> {
 #[must_use = "it tells nothing unless it is asked"]
 pub struct LeaderWatch {
     feed: Result<LockFeed, NameError>,
-    /// What was returned last.
+    /// The leader returned last.
     last: Option<Option<Leader>>,
 }
 
@@ -123,7 +123,7 @@ impl LeaderWatch {
     pub async fn next(&mut self) -> Result<Option<Leader>, BackendError> {
         let feed = self.feed.as_mut().map_err(|error| error.clone())?;
         loop {
-            // After an error the present leader is told again.
+            // After an error the present leader is returned again.
             let seen = match feed.next().await.inspect_err(|_| self.last = None)? {
                 FeedEvent::All(mut locks) => locks.pop().and_then(leader),
                 FeedEvent::Changed(lock) => leader(lock),

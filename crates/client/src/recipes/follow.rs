@@ -41,7 +41,7 @@ enum Source {
     Look(Instant, Option<BoxFuture<'static, Result<Vec<LockInfo>, BackendError>>>),
 }
 
-/// What a feed says of the locks.
+/// An event of a feed.
 pub(super) enum FeedEvent {
     /// All that are in use.
     All(Vec<LockInfo>),

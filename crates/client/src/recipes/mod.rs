@@ -1,4 +1,4 @@
-//! Recipes: what is often built on locks.
+//! Recipes: constructions that are often built on locks.
 
 mod election;
 mod follow;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use lockkeeper_backend::io::Place;
+use lockkeeper_backend::io::CallRuntime;
 use lockkeeper_backend::{
     AcquireRequest, Answer, BackendError, BootInstant, BoxFuture, BreakNotice, Call, CallError, CallResult,
     Capabilities, Granted, HoldChange, LossCause, Push, Responder,
@@ -327,7 +327,7 @@ impl HoldHandle {
             self.session.0.lease_thread.run(wait);
             let _ = is_over.await;
         }
-        self.session.0.input(Input::Release(self.key, Place::here(&self.session.0.lease_thread)));
+        self.session.0.input(Input::Release(self.key, CallRuntime::here(&self.session.0.lease_thread)));
         loop {
             match self.hold.next_report().await {
                 RequestProgress::Released(how) => {

@@ -212,7 +212,7 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         let mut marks = Marks::default();
         for (field, value) in fields {
             let token = value.parse().ok().and_then(Token::new);
-            match (place(&mut marks, &field), token) {
+            match (mark_mut(&mut marks, &field), token) {
                 (Some(mark), Some(_)) => *mark = token,
                 _ => return Err(RedisFenceError::Damaged { key, field, value }),
             }
@@ -375,7 +375,7 @@ fn with_section(call: &mut Cmd, action: Action, section: Section) -> Result<(), 
 }
 
 /// The mark in `marks` for a field of the hash; `None` for a field that the fence never writes.
-fn place<'m>(marks: &'m mut Marks, field: &str) -> Option<&'m mut Option<Token>> {
+fn mark_mut<'m>(marks: &'m mut Marks, field: &str) -> Option<&'m mut Option<Token>> {
     let (which, slot) = field.split_once(':').map_or((field, None), |(which, slot)| (which, Some(slot)));
     let pair: &mut Pair = match slot {
         None => &mut marks.base,

@@ -21,7 +21,7 @@ pub struct Finding {
 #[derive(Default)]
 pub(super) struct Servers {
     /// The text of `INFO` of each server.
-    told: Vec<String>,
+    replies: Vec<String>,
     /// The error reply to `INFO`, or empty.
     why: String,
 }
@@ -31,7 +31,7 @@ impl Servers {
     pub(super) async fn ask(connection: &mut impl ConnectionLike) -> Result<Self, RedisError> {
         let mut servers = Self::default();
         match connection.req_packed_command(&redis::cmd("INFO")).await.and_then(Value::extract_error) {
-            Ok(answer) => gather(answer, &mut servers.told),
+            Ok(answer) => gather(answer, &mut servers.replies),
             Err(error) if error.code().is_some() => servers.why = error.to_string(),
             Err(error) => return Err(error),
         }
@@ -40,7 +40,7 @@ impl Servers {
 
     /// The values that a field of `INFO` has on the servers.
     fn field<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
-        let lines = self.told.iter().flat_map(|told| told.lines());
+        let lines = self.replies.iter().flat_map(|reply| reply.lines());
         lines.filter_map(move |line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
     }
 
@@ -87,12 +87,12 @@ impl Servers {
             setting(connection, "save").await,
         ];
         let pauses = setting(connection, "no-appendfsync-on-rewrite").await;
-        if self.told.len() > 1 {
+        if self.replies.len() > 1 {
             findings.push(Finding {
                 spoils: true,
                 says: format!(
                     "{} nodes: what follows about disks is of one of them, whichever answered; ask each",
-                    self.told.len()
+                    self.replies.len()
                 ),
             });
         }
@@ -130,12 +130,12 @@ impl Servers {
 
 /// Collects the strings of a reply, recursively: a cluster connection returns a map or a list with one string
 /// per node.
-fn gather(answer: Value, told: &mut Vec<String>) {
+fn gather(answer: Value, replies: &mut Vec<String>) {
     match answer {
-        Value::BulkString(bytes) => told.push(String::from_utf8_lossy(&bytes).into_owned()),
-        Value::VerbatimString { text, .. } | Value::SimpleString(text) => told.push(text),
-        Value::Array(items) => items.into_iter().for_each(|item| gather(item, told)),
-        Value::Map(pairs) => pairs.into_iter().for_each(|(_, item)| gather(item, told)),
+        Value::BulkString(bytes) => replies.push(String::from_utf8_lossy(&bytes).into_owned()),
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => replies.push(text),
+        Value::Array(items) => items.into_iter().for_each(|item| gather(item, replies)),
+        Value::Map(pairs) => pairs.into_iter().for_each(|(_, item)| gather(item, replies)),
         _ => {}
     }
 }
@@ -210,8 +210,8 @@ fn of_replicas(replicas: u64) -> Finding {
 mod tests {
     use super::*;
 
-    fn telling(told: &[&str]) -> Servers {
-        Servers { told: told.iter().map(|told| (*told).to_owned()).collect(), why: String::new() }
+    fn telling(replies: &[&str]) -> Servers {
+        Servers { replies: replies.iter().map(|reply| (*reply).to_owned()).collect(), why: String::new() }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! completes the removals that earlier leaders began (until a removal is completed, each commit needs a
 //! majority of the old voters and one of the new voters); no leader removes itself, since raft-rs would let
 //! it go on leading a cluster of which it is no member; and a voter that is removed goes on voting until the
-//! others say that they have removed it.
+//! others report that they have removed it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -19,7 +19,7 @@ const PLACES_PER_PAGE: usize = 1 << 14;
 const PLACES_PER_STEP: usize = 8;
 /// A list page ends once it has this many bytes.
 const PAGE_BYTES_MAX: usize = 1 << 18;
-/// Most prefixes whose load is told at once, and most names and prefixes that are visited for others.
+/// Most prefixes whose load is returned at once, and most names and prefixes that are visited for others.
 const PREFIXES_MAX: usize = 128;
 const PREFIX_PLACES_MAX: usize = 512;
 /// The page of each lock's holds and waiters that lists and watches show.

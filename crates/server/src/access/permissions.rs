@@ -138,7 +138,7 @@ impl Permissions {
     /// Reads the text of a file.
     ///
     /// # Errors
-    /// What is wrong, and in which line.
+    /// The fault and its line.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.len() > FILE_BYTES_MAX {
             return Err(format!("it has {} bytes, at most {FILE_BYTES_MAX} are allowed", text.len()));

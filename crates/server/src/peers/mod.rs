@@ -311,7 +311,7 @@ impl Links {
 
     fn wait_for_peers(&mut self, at_most: Duration) {
         if !self.has_news() {
-            self.poller.look(Some(at_most));
+            self.poller.poll(Some(at_most));
             self.note_found();
             self.has_looked = true;
         }
@@ -324,7 +324,7 @@ impl Links {
 
     fn read(&mut self, out: &mut Vec<Event>) {
         if !std::mem::take(&mut self.has_looked) {
-            self.poller.look(Some(Duration::ZERO));
+            self.poller.poll(Some(Duration::ZERO));
             self.note_found();
         }
         for link in self.handover.take() {

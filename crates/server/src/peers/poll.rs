@@ -78,14 +78,14 @@ impl Poller {
         let awake = self.bell.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire);
         let may_sleep = awake.is_ok() && is_idle();
         if may_sleep {
-            self.look(at_most);
+            self.poll(at_most);
         }
         self.bell.state.store(AWAKE, Ordering::Release);
         may_sleep
     }
 
     /// Polls the sockets and the bell, and waits up to `at_most` for an event.
-    pub(super) fn look(&mut self, at_most: Option<Duration>) {
+    pub(super) fn poll(&mut self, at_most: Option<Duration>) {
         if let Err(error) = self.poll.poll(&mut self.events, at_most) {
             self.events.clear();
             if error.kind() != io::ErrorKind::Interrupted {

@@ -152,7 +152,7 @@ impl NodeTls {
     /// is 0.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// The fault, as a text.
     pub(crate) fn check_node(&self, chain: Option<&[CertificateDer<'_>]>, node: u64) -> Result<(), String> {
         let own = self.name();
         let first = chain.and_then(<[_]>::first).ok_or("the other side has no certificate")?;
@@ -205,7 +205,7 @@ impl Reload for NodeTls {
 
     /// Warns of the end of the certificate and of the authorities, once for each of [`WARN_DAYS`] and after
     /// it.
-    fn looked(&self) {
+    fn after_check(&self) {
         let (certificate, authority) = {
             let current = self.current();
             (current.expires, current.authority_expires)

@@ -10,7 +10,7 @@ use lockkeeper_wire::store::Founding;
 
 use super::{Directory, EIO, NodeProcess, SimNode};
 use crate::clock::{MS, Nanos, SECOND};
-use crate::core::{Core, Happening, Id};
+use crate::core::{Core, Happening};
 use crate::disk_worker::{Chores, read_table};
 use crate::mutants::MutantLocation;
 

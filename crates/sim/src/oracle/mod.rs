@@ -147,7 +147,7 @@ impl Coverage {
     }
 }
 
-fn place(node: Id) -> usize {
+fn index_of(node: Id) -> usize {
     node as usize - 1
 }
 
@@ -191,7 +191,7 @@ impl Oracle {
     /// To be called when a node starts as a member, with its bootstrap record and the newest rules version of
     /// its binary.
     pub(crate) fn founded(&mut self, now: Nanos, node: Id, rules: u32, founding: &store::Founding) {
-        self.nodes[place(node)].rules = rules;
+        self.nodes[index_of(node)].rules = rules;
         if self.members.is_first() {
             self.history = History::new(founding.rules, self.budgets);
         }
@@ -211,7 +211,7 @@ impl Oracle {
     /// data.
     pub(crate) fn wiped(&mut self, node: Id, is_wiped: bool) {
         self.seen.wiped += 1;
-        let of = &mut self.nodes[place(node)];
+        let of = &mut self.nodes[index_of(node)];
         (of.copy, of.is_wiped) = (Copy::default(), is_wiped);
     }
 
@@ -226,7 +226,7 @@ impl Oracle {
         entries: &[store::Entry],
     ) {
         self.seen.starts += 1;
-        let of = &mut self.nodes[place(node)];
+        let of = &mut self.nodes[index_of(node)];
         of.silence = Silence::default();
         of.order = ProposalOrder::default();
         let mut verdict = of.copy.recovered(&self.log, node, at, hard_state, entries);
@@ -241,7 +241,7 @@ impl Oracle {
     pub(crate) fn turn(&mut self, now: Nanos, node: Id, local: Duration, replica: &Replica) {
         let least = replica.table().sessions().map(|session| session.ttl_ms).min();
         let step = Duration::from_millis(least.unwrap_or(limits::TTL_MS_MIN)) / 12;
-        let of = &mut self.nodes[place(node)];
+        let of = &mut self.nodes[index_of(node)];
         of.silence.turn(local, step);
         let verdict = of.silence.is_late(of.copy.applied, &self.history, self.has_slow_disk);
         self.judge(now, verdict);
@@ -249,28 +249,28 @@ impl Oracle {
 
     /// To be called when a packet has become readable in a client socket of a node.
     pub(crate) fn arrived(&mut self, now: Nanos, node: Id, stream: StreamId, packet: &Up) {
-        self.nodes[place(node)].silence.arrived(now, stream, packet);
+        self.nodes[index_of(node)].silence.arrived(now, stream, packet);
     }
 
     /// To be called when a node reads the end of a stream that the client has neither closed nor found
     /// closed, or the end of a replayed stream.
     pub(crate) fn closed_between(&mut self, node: Id, stream: StreamId) {
-        self.excused.extend(self.nodes[place(node)].silence.carried_by(stream));
+        self.excused.extend(self.nodes[index_of(node)].silence.carried_by(stream));
     }
 
     /// To be called when a node has closed a stream.
     pub(crate) fn ended(&mut self, node: Id, stream: StreamId) {
-        self.nodes[place(node)].silence.ended(stream);
+        self.nodes[index_of(node)].silence.ended(stream);
     }
 
     /// To be called when a node begins a drain barrier.
     pub(crate) fn barrier(&mut self, now: Nanos, node: Id) {
-        self.nodes[place(node)].silence.barrier(now);
+        self.nodes[index_of(node)].silence.barrier(now);
     }
 
     /// To be called when an event is passed to a node's replica.
     pub(crate) fn handed_over(&mut self, now: Nanos, node: Id, event: &Event) {
-        let of = &mut self.nodes[place(node)];
+        let of = &mut self.nodes[index_of(node)];
         of.silence.handed_over(event);
         of.order.handed_over(event);
         self.rounds.handed_over(now, event);
@@ -287,7 +287,7 @@ impl Oracle {
 
     /// Checks the commands that no node has written before: they are a leader's proposals.
     fn propose(&mut self, now: Nanos, node: Id, record: &store::Record) -> CheckResult {
-        let of = &mut self.nodes[place(node)];
+        let of = &mut self.nodes[index_of(node)];
         for command in of.copy.wrote(&mut self.log, now, node, record)? {
             of.order.proposed(&command)?;
             match &command {
@@ -308,13 +308,13 @@ impl Oracle {
     /// To be called when a node begins to install a received snapshot. Returns the term of the snapshot's
     /// last entry.
     pub(crate) fn installing(&mut self, node: Id, at: u64) -> u64 {
-        self.nodes[place(node)].copy.installs(at);
+        self.nodes[index_of(node)].copy.installs(at);
         self.log.agreed(at).unwrap_or_default()
     }
 
     /// To be called when a record is durable on a node.
     pub(crate) fn durable(&mut self, node: Id, record: &store::Record) {
-        self.nodes[place(node)].copy.synced(record);
+        self.nodes[index_of(node)].copy.synced(record);
     }
 
     /// Checks how many table entries a node has visited in this turn so far: for its work (`visits`), and in
@@ -339,15 +339,15 @@ impl Oracle {
         let has = |index: u64| {
             let Some(term) = self.log.agreed(index) else { return false };
             self.members.is_minority(|node| {
-                let of = nodes.get(place(node));
+                let of = nodes.get(index_of(node));
                 of.is_some_and(|of| !of.is_wiped && !of.copy.is_durable(index, term))
             })
         };
         let mut verdict = reply_checker::ends_of_attach(items, self.budgets.ends_per_part);
         for item in items {
-            let term = nodes[place(node)].silence.leads();
+            let term = nodes[index_of(node)].silence.leads();
             verdict = verdict.and_then(|()| self.rounds.told(node, term, stream, item, &self.log));
-            verdict = verdict.and_then(|()| nodes[place(node)].silence.may_tell(item));
+            verdict = verdict.and_then(|()| nodes[index_of(node)].silence.may_tell(item));
             verdict = verdict.and_then(|()| self.told.item(item, &self.history, has));
             if let Some(v1::server_item::What::Attached(_) | v1::server_item::What::Opened(_)) = item.what {
                 // From here on the session has its full ttl again.
@@ -355,7 +355,7 @@ impl Oracle {
             }
         }
         for item in items {
-            self.nodes[place(node)].silence.told(stream, item);
+            self.nodes[index_of(node)].silence.told(stream, item);
         }
         self.judge(now, verdict);
     }
@@ -367,7 +367,7 @@ impl Oracle {
 
     /// Checks a node's answer to an operator.
     pub(crate) fn answered(&mut self, now: Nanos, node: Id, ask: AskId, answer: &Answer) {
-        let term = self.nodes[place(node)].silence.leads();
+        let term = self.nodes[index_of(node)].silence.leads();
         let verdict = match answer {
             // Only these reads are checked. Answers to commands of the log need no leader: any node that
             // applies the command may send them.
@@ -388,7 +388,7 @@ impl Oracle {
     /// Checks a replica after each change. An entry is applied to the oracle's table once the first node has
     /// begun to apply it.
     fn observe(&mut self, node: Id, replica: &Replica) -> CheckResult {
-        let of = &mut self.nodes[place(node)];
+        let of = &mut self.nodes[index_of(node)];
         let (index, begun) = (replica.applied_index(), replica.begun_index());
         let rules = replica.table().rules();
         if rules > of.rules {
@@ -481,7 +481,8 @@ impl Oracle {
     /// Checks that a node's table equals the oracle's, at the end of a run.
     pub(crate) fn compare(&mut self, now: Nanos, node: Id, replica: &Replica) {
         let index = replica.applied_index();
-        let verdict = self.nodes[place(node)].copy.compare(node, replica.table(), self.history.digest(index));
+        let verdict =
+            self.nodes[index_of(node)].copy.compare(node, replica.table(), self.history.digest(index));
         self.judge(now, verdict);
     }
 }

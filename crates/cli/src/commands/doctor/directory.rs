@@ -6,7 +6,7 @@ use std::path::Path;
 use lockkeeper::url::Url;
 
 /// Returns a line on the directory's mode and owner, and one on its filesystem, for the report's settings.
-pub(super) fn said(url: &str) -> Vec<String> {
+pub(super) fn description(url: &str) -> Vec<String> {
     let Ok(parsed) = url.parse::<Url>() else { return Vec::new() };
     let path = Path::new(&parsed.path);
     let Ok(metadata) = path.metadata() else {
@@ -18,7 +18,7 @@ pub(super) fn said(url: &str) -> Vec<String> {
         _ if mode & 0o020 != 0 => "its owner and group may hold, break and destroy these locks",
         _ => "only its owner may use these locks",
     };
-    let mut said = vec![format!("mode {mode:04o}, owner {}: {who}", metadata.uid())];
+    let mut lines = vec![format!("mode {mode:04o}, owner {}: {who}", metadata.uid())];
     if let Some(kind) = filesystem(path) {
         let spoils = match kind.as_str() {
             "tmpfs" | "ramfs" => {
@@ -29,9 +29,9 @@ pub(super) fn said(url: &str) -> Vec<String> {
             }
             _ => "",
         };
-        said.push(format!("filesystem {kind}{spoils}"));
+        lines.push(format!("filesystem {kind}{spoils}"));
     }
-    said
+    lines
 }
 
 /// The type of the filesystem that contains a path, as in `/proc/self/mountinfo`.

@@ -52,8 +52,8 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let probed = async {
         let guard = probe.acquire().await.inspect_err(|_| {
             // The warnings may explain the failure.
-            for said in &warnings {
-                output::say(said);
+            for text in &warnings {
+                output::say(text);
             }
         })?;
         let (acquired, token) = (began.elapsed(), guard.token_hint());
@@ -67,7 +67,7 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let (acquired, token, released) = probed?;
 
     let mut settings: Vec<String> = match can.backend {
-        "file" => directory::said(&url),
+        "file" => directory::description(&url),
         _ => Vec::new(),
     };
     settings.extend(harmless.into_iter().map(|finding| finding.says));
@@ -116,14 +116,14 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     for (number, name, promise) in can.promises.list() {
         output::line(format!("P{number:<3} {name}: {promise}"))?;
     }
-    for said in settings {
-        output::line(format!("here: {said}"))?;
+    for text in settings {
+        output::line(format!("here: {text}"))?;
     }
     if !nodes.is_empty() {
         nodes::print(&nodes)?;
     }
-    for said in warnings {
-        output::line(format!("warning: {said}"))?;
+    for text in warnings {
+        output::line(format!("warning: {text}"))?;
     }
     Ok(code)
 }

@@ -97,7 +97,7 @@ impl CommandRecord {
         Ok(self.call(None).await?.map(|record| shown(&record)))
     }
 
-    /// Records that the command was done. Returns who else has recorded it before, if somebody has.
+    /// Records that the command was done. Returns the earlier record, if there is one.
     ///
     /// # Errors
     /// The record could not be written.

@@ -17,10 +17,10 @@ const RATIOS: [f64; 9] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9];
 const REQUESTS: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
 /// Upper bounds of sizes, in bytes.
 const BYTES: [f64; 8] = [1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 2e9, 4e9];
-/// How often what was recorded is put together: until then it takes memory.
+/// How often recorded values are aggregated: until then each takes memory.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// Installs this process's recorder; the page shows what it has.
+/// Installs this process's recorder, which the page reads.
 pub(super) fn page(prefix_segments: usize) -> Result<MetricsPage, Failure> {
     let failure = |error: String| Failure::new(INTERNAL, format!("metrics can't be recorded: {error}"));
     let handle = builder()

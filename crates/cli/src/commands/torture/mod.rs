@@ -84,7 +84,7 @@ pub(super) fn torture(args: &Torture) -> Result<u8, Failure> {
         let logs = directory.keep();
         output::say(format_args!(
             "kept: the ledger {}, the workers' logs {}",
-            resource.place(),
+            resource.location(),
             logs.display()
         ));
         return ended;
@@ -154,7 +154,7 @@ fn conduct(
     let took = began.elapsed();
     let journals = journals(&conductor.crew, interrupted)?;
     let ledger = runtime.block_on(resource.read()).map_err(|trouble| {
-        let why = format!("the ledger {} can't be read: {}", resource.place(), trouble.why());
+        let why = format!("the ledger {} can't be read: {}", resource.location(), trouble.why());
         Failure::new(crate::exit::IO, why)
     })?;
     let verdict = TortureVerdict::new(&journals, &ledger, &conductor.injected);

@@ -23,7 +23,7 @@ impl Address {
     }
 
     /// Parses an address sent by a node.
-    pub(super) fn told(text: &str) -> Option<Self> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         (!host.is_empty() && port.parse::<u16>().is_ok()).then(|| Self(text.to_owned()))
     }
@@ -143,7 +143,7 @@ impl Addresses {
     pub fn learn<'a>(&mut self, nodes: impl IntoIterator<Item = &'a str>) {
         let next = self.all[self.next].clone();
         self.all.truncate(self.of_url);
-        for node in nodes.into_iter().take(LEARNT_MAX).filter_map(Address::told) {
+        for node in nodes.into_iter().take(LEARNT_MAX).filter_map(Address::parse) {
             if !self.all.contains(&node) {
                 self.all.push(node);
             }
@@ -158,7 +158,7 @@ impl Addresses {
     /// that was unreachable for a while may still lead in the same term without being one of the known
     /// addresses (P7).
     pub fn leader_is(&mut self, leader: Option<&str>, term: u64) {
-        let leader = leader.and_then(Address::told);
+        let leader = leader.and_then(Address::parse);
         if leader.is_some() && term > self.term {
             self.term = term;
             self.failures = 0;
@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(nodes.take().to_string(), "b:5625", "its turn, but it has just been");
         nodes.leader_is(Some("b:5625"), 2);
         assert_eq!(nodes.take().to_string(), "b:5625");
-        nodes.begin_at(Address::told("b:5625").unwrap());
+        nodes.begin_at(Address::parse("b:5625").unwrap());
         assert_eq!(nodes.take().to_string(), "b:5625", "it has just answered");
         assert_ne!(nodes.take().to_string(), "b:5625", "once");
         let mut alone = addresses("lockkeeper://a", 0);

@@ -89,7 +89,7 @@ async fn protocol(address: &Address) -> Option<&'static str> {
         let mut stream = TcpStream::connect(address.to_string()).await.ok()?;
         stream.write_all(HELLO).await.ok()?;
         let mut head = Vec::new();
-        // An error after some bytes, a reset say, is their end.
+        // An error after some bytes, such as a reset, is their end.
         let _ = stream.take(FRAME_HEAD_BYTES as u64).read_to_end(&mut head).await;
         match head.as_slice() {
             head if head.starts_with(&TLS_ALERT) => Some(SPEAKS_TLS),
@@ -105,7 +105,7 @@ async fn protocol(address: &Address) -> Option<&'static str> {
 pub(super) enum Why {
     /// It answers, but knows no leader.
     NoLeader,
-    /// It answers, and says why it does not serve.
+    /// It answers with the reason why it does not serve.
     Refuses(String),
     /// It answers, and does not serve this client.
     Denies(String),
@@ -144,7 +144,7 @@ impl fmt::Display for Why {
 /// A node that does not serve.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct NodeFailure {
-    /// Its address, or another text that tells which node it is.
+    /// Its address, or another text that identifies it.
     pub(super) node: String,
     pub(super) why: Why,
 }

@@ -29,7 +29,7 @@ fn not_asked(reports: &[NodeReport], asked: &[Address]) -> Vec<Address> {
     let answered: BTreeSet<u64> = answers().map(|status| status.node).collect();
     let mut others: Vec<Address> = Vec::new();
     for member in answers().flat_map(|status| &status.members) {
-        let Some(address) = Address::told(&member.client_address) else { continue };
+        let Some(address) = Address::parse(&member.client_address) else { continue };
         if !answered.contains(&member.node) && !asked.contains(&address) && !others.contains(&address) {
             others.push(address);
         }

@@ -64,7 +64,7 @@ impl FileLedger {
         }
     }
 
-    pub(super) fn place(&self) -> String {
+    pub(super) fn location(&self) -> String {
         self.path.display().to_string()
     }
 

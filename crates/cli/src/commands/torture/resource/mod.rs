@@ -161,13 +161,13 @@ impl OpenLedger {
     }
 
     /// The ledger's location, for display.
-    pub(super) fn place(&self) -> String {
+    pub(super) fn location(&self) -> String {
         match self {
-            Self::File(file) => file.place(),
+            Self::File(file) => file.location(),
             #[cfg(feature = "postgres")]
-            Self::Postgres(postgres) => postgres.place(),
+            Self::Postgres(postgres) => postgres.location(),
             #[cfg(feature = "redis")]
-            Self::Redis(redis) => redis.place(),
+            Self::Redis(redis) => redis.location(),
         }
     }
 

@@ -71,7 +71,7 @@ impl PostgresLedger {
         self.told(written)
     }
 
-    pub(super) fn place(&self) -> String {
+    pub(super) fn location(&self) -> String {
         format!("the table {}", self.table())
     }
 
@@ -124,7 +124,7 @@ impl PostgresLedger {
     }
 
     fn failed(&self, doing: &str, trouble: LedgerError) -> Failure {
-        Failure::new(UNAVAILABLE, format!("cannot {doing} {}: {}", self.place(), trouble.why()))
+        Failure::new(UNAVAILABLE, format!("cannot {doing} {}: {}", self.location(), trouble.why()))
     }
 }
 

@@ -56,7 +56,7 @@ impl RedisLedger {
         }
     }
 
-    pub(super) fn place(&self) -> String {
+    pub(super) fn location(&self) -> String {
         format!("the key {}", self.key)
     }
 

@@ -31,7 +31,7 @@ pub(super) struct CarriedSession<H> {
     id: Option<u64>,
     /// The number of the latest attach.
     attach: u64,
-    place: AttachState,
+    attach_state: AttachState,
     /// Unacknowledged open and keep-alive calls, by ascending number.
     signs: VecDeque<Sign<H>>,
     next_sign: u64,
@@ -105,7 +105,7 @@ impl<H> CarriedSession<H> {
             secret,
             id: None,
             attach: 0,
-            place: AttachState::Unwanted,
+            attach_state: AttachState::Unwanted,
             signs: VecDeque::new(),
             next_sign: 1,
             sent_through: 0,
@@ -142,11 +142,11 @@ impl<H> CarriedSession<H> {
     }
 
     pub(super) fn is_wanted(&self) -> bool {
-        matches!(self.place, AttachState::Waiting | AttachState::Attaching(_) | AttachState::Attached)
+        matches!(self.attach_state, AttachState::Waiting | AttachState::Attaching(_) | AttachState::Attached)
     }
 
     pub(super) fn is_over(&self) -> bool {
-        matches!(self.place, AttachState::Over)
+        matches!(self.attach_state, AttachState::Over)
     }
 
     /// Time limit for the acknowledgement of an attach or a keep-alive.
@@ -199,13 +199,13 @@ impl<H> CarriedSession<H> {
             Call::Change { seq, target, done_through, change } => {
                 self.command(now, seq, Numbered::Change { target, done_through, change }, handle, outbox)
             }
-            Call::Close if self.place == AttachState::Unwanted => {
+            Call::Close if self.attach_state == AttachState::Unwanted => {
                 out.push(CarrierOutput::Resolved(handle, Ok(Answer::Closed)));
                 None
             }
             Call::Close => {
                 let mut closing = Closing { since: now, sent: false, handle };
-                if self.place == AttachState::Attached {
+                if self.attach_state == AttachState::Attached {
                     closing.sent = true;
                     outbox.put(self.close_item());
                 }
@@ -220,9 +220,9 @@ impl<H> CarriedSession<H> {
     fn sign(&mut self, now: BootInstant, opens: bool, handle: H, outbox: &mut Outbox) -> Option<BootInstant> {
         self.signs.push_back(Sign { number: self.next_sign, since: now, opens, handle });
         self.next_sign += 1;
-        match self.place {
+        match self.attach_state {
             AttachState::Unwanted => {
-                self.place = AttachState::Waiting;
+                self.attach_state = AttachState::Waiting;
                 if outbox.open {
                     self.begin_stream(now, outbox);
                 }
@@ -248,15 +248,15 @@ impl<H> CarriedSession<H> {
         }
         let mut command =
             PendingCommand { since: now, what, sent: false, unanswered: None, handles: vec![handle] };
-        let mut look_at = now + self.command_limit();
-        if let (AttachState::Attached, Some(id)) = (self.place, self.id) {
+        let mut next_check = now + self.command_limit();
+        if let (AttachState::Attached, Some(id)) = (self.attach_state, self.id) {
             command.sent = true;
             command.unanswered = Some(now);
-            look_at = now + self.answer_usual();
+            next_check = now + self.answer_usual();
             outbox.put(items::item(id, command.what.item(now, seq)));
         }
         self.asked.insert(seq, command);
-        Some(look_at)
+        Some(next_check)
     }
 
     /// Opens or attaches the session on a new stream, if it is in use. Returns the latest time for the next
@@ -267,7 +267,7 @@ impl<H> CarriedSession<H> {
         }
         self.attach += 1;
         let covers = self.next_sign - 1;
-        self.place = AttachState::Attaching(covers);
+        self.attach_state = AttachState::Attaching(covers);
         self.sent_through = covers;
         self.unheard = VecDeque::from([(covers, now)]);
         let secret = self.secret.0.to_vec();
@@ -294,9 +294,9 @@ impl<H> CarriedSession<H> {
     /// it.
     pub(super) fn end_stream(&mut self) -> bool {
         self.unheard.clear();
-        let carried = matches!(self.place, AttachState::Attaching(_) | AttachState::Attached);
+        let carried = matches!(self.attach_state, AttachState::Attaching(_) | AttachState::Attached);
         if carried {
-            self.place = AttachState::Waiting;
+            self.attach_state = AttachState::Waiting;
             self.asked.values_mut().for_each(|command| command.unanswered = None);
         }
         carried
@@ -324,7 +324,7 @@ impl<H> CarriedSession<H> {
             out.extend(command.handles.into_iter().map(failed));
         }
         if let Some(closing) = self.close.take_if(|closing| now >= closing.since + command_limit) {
-            self.place = AttachState::Over;
+            self.attach_state = AttachState::Over;
             out.push(CarrierOutput::Resolved(closing.handle, Err(CallError::new(closing.sent))));
         }
     }
@@ -347,7 +347,7 @@ impl<H> CarriedSession<H> {
     }
 
     /// The session's next deadline.
-    pub(super) fn look_at(&self) -> Option<BootInstant> {
+    pub(super) fn next_check(&self) -> Option<BootInstant> {
         let signs = self.signs.front().map(|sign| sign.since + self.sign_limit());
         let unheard = self.unheard.front().map(|&(_, since)| since + self.sign_limit());
         let asked = self.asked.values().map(|command| command.since + self.command_limit()).min();

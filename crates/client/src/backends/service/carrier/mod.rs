@@ -105,7 +105,7 @@ pub struct Carrier<H> {
     stream: Option<StreamId>,
     outbox: Outbox,
     /// When [`Self::wake`] is due: no deadline of a session is earlier.
-    look_at: Option<BootInstant>,
+    next_check: Option<BootInstant>,
 }
 
 /// Items to be sent on the present stream.
@@ -146,7 +146,7 @@ impl<H> Carrier<H> {
             next_stream: 1,
             stream: None,
             outbox: Outbox::default(),
-            look_at: None,
+            next_check: None,
         }
     }
 
@@ -181,8 +181,8 @@ impl<H> Carrier<H> {
         let Some(session) = self.sessions.get_mut(&key) else {
             return out.push(CarrierOutput::Resolved(handle, Ok(Answer::SessionGone)));
         };
-        let look_at = session.submit(now, call, handle, &mut self.outbox, out);
-        self.look_by(look_at);
+        let next_check = session.submit(now, call, handle, &mut self.outbox, out);
+        self.check_by(next_check);
     }
 
     /// Begins a stream: every session in use is opened or attached on it.
@@ -192,11 +192,11 @@ impl<H> Carrier<H> {
         self.outbox.seen.streams += 1;
         self.stream = Some(stream);
         self.outbox.clear(true);
-        let mut look_at = None;
+        let mut next_check = None;
         for session in self.sessions.values_mut() {
-            look_at = earlier(look_at, session.begin_stream(now, &mut self.outbox));
+            next_check = earlier(next_check, session.begin_stream(now, &mut self.outbox));
         }
-        self.look_by(look_at);
+        self.check_by(next_check);
         stream
     }
 
@@ -240,7 +240,7 @@ impl<H> Carrier<H> {
     /// late, sends a keep-alive, whose time limit detects an unreachable leader sooner than the next renewal
     /// would.
     pub fn wake(&mut self, now: BootInstant, out: &mut Vec<CarrierOutput<H>>) {
-        if self.look_at.is_none_or(|at| now < at) {
+        if self.next_check.is_none_or(|at| now < at) {
             return;
         }
         if self.stream.is_some() && self.sessions.values().any(|session| session.is_unheard(now)) {
@@ -248,18 +248,18 @@ impl<H> Carrier<H> {
             self.end_stream(now, true, out);
             out.push(CarrierOutput::EndStream(StreamEnding::Silent));
         }
-        self.look_at = None;
+        self.next_check = None;
         for session in self.sessions.values_mut() {
             session.give_up(now, out);
             session.ask_for_a_sign(now, &mut self.outbox);
-            self.look_at = earlier(self.look_at, session.look_at());
+            self.next_check = earlier(self.next_check, session.next_check());
         }
     }
 
     /// When [`Self::wake`] is due.
     #[must_use]
     pub fn next_wake(&self) -> Option<BootInstant> {
-        self.look_at
+        self.next_check
     }
 
     /// The next items to send, as one frame within the limits of the service; empty if there are none, or if
@@ -309,8 +309,8 @@ impl<H> Carrier<H> {
         self.outbox.seen
     }
 
-    fn look_by(&mut self, at: Option<BootInstant>) {
-        self.look_at = earlier(self.look_at, at);
+    fn check_by(&mut self, at: Option<BootInstant>) {
+        self.next_check = earlier(self.next_check, at);
     }
 
     fn end_stream(&mut self, now: BootInstant, may_linger: bool, out: &mut Vec<CarrierOutput<H>>) {
@@ -357,11 +357,11 @@ impl<H> Carrier<H> {
                 // The session may have been removed while answers were in flight.
                 let Some(&key) = self.by_id.get(&id) else { return Ok(None) };
                 let Some(session) = self.sessions.get_mut(&key) else { return Ok(None) };
-                let look_at = session.item(now, key, seq, what, &mut self.outbox, out)?;
+                let next_check = session.item(now, key, seq, what, &mut self.outbox, out)?;
                 if session.is_over() {
                     self.by_id.remove(&id);
                 }
-                self.look_by(look_at);
+                self.check_by(next_check);
             }
         }
         Ok(None)
@@ -380,8 +380,8 @@ impl<H> Carrier<H> {
         let Some(key) = self.by_secret.remove(&opened.secret_prefix) else { return Ok(()) };
         let Some(session) = self.sessions.get_mut(&key) else { return Ok(()) };
         self.by_id.insert(id, key);
-        let look_at = session.opened(now, id, opened.attach, &mut self.outbox, out)?;
-        self.look_by(look_at);
+        let next_check = session.opened(now, id, opened.attach, &mut self.outbox, out)?;
+        self.check_by(next_check);
         Ok(())
     }
 

@@ -22,7 +22,7 @@ impl<H> CarriedSession<H> {
 
     /// The service refuses to open the session: a retry would not help.
     pub(in super::super) fn open_refused(&mut self, error: &BackendError, out: &mut Vec<CarrierOutput<H>>) {
-        self.place = AttachState::Over;
+        self.attach_state = AttachState::Over;
         let refused = || Ok(Answer::Refused(error.clone()));
         self.unheard.clear();
         out.extend(self.signs.drain(..).map(|sign| CarrierOutput::Resolved(sign.handle, refused())));
@@ -32,7 +32,7 @@ impl<H> CarriedSession<H> {
     /// The session is gone, which is final (S2). Resolves all its calls, and pushes the loss unless the
     /// client closes it.
     pub(in super::super) fn gone(&mut self, key: SessionKey, out: &mut Vec<CarrierOutput<H>>) {
-        self.place = AttachState::Over;
+        self.attach_state = AttachState::Over;
         self.unheard.clear();
         let leaving = self.close.is_some();
         out.extend(
@@ -71,7 +71,7 @@ impl<H> CarriedSession<H> {
                 return self.attached(now, attached.attach, outbox, out);
             }
             What::KeptAlive(alive) => {
-                if self.place != AttachState::Attached {
+                if self.attach_state != AttachState::Attached {
                     return Err(Nonsense("a keep-alive is acknowledged before its attach".into()));
                 }
                 // Revocations first, so that no acknowledgement precedes them.
@@ -91,7 +91,7 @@ impl<H> CarriedSession<H> {
                 }
             }
             // Seq 0 belongs to no command: the item answers the attach or a keep-alive.
-            What::Refused(refused) if seq.0 == 0 => match self.place {
+            What::Refused(refused) if seq.0 == 0 => match self.attach_state {
                 // The service refuses to attach the session. Its holds can't be kept, so the session counts
                 // as gone.
                 AttachState::Attaching(_) => self.gone(key, out),
@@ -104,13 +104,13 @@ impl<H> CarriedSession<H> {
                     out.extend(self.signs.drain(..).map(refused));
                 }
             },
-            what => self.told(key, seq, what, out)?,
+            what => self.answer(key, seq, what, out)?,
         }
         Ok(None)
     }
 
     /// Handles the answer to a command, or an unsolicited item for a request.
-    fn told(
+    fn answer(
         &mut self,
         key: SessionKey,
         seq: Seq,
@@ -152,13 +152,13 @@ impl<H> CarriedSession<H> {
         outbox: &mut Outbox,
         out: &mut Vec<CarrierOutput<H>>,
     ) -> Result<Option<BootInstant>, Nonsense> {
-        let (AttachState::Attaching(covers), Some(id)) = (self.place, self.id) else {
+        let (AttachState::Attaching(covers), Some(id)) = (self.attach_state, self.id) else {
             return Err(Nonsense("an attach is confirmed that nobody asked for".into()));
         };
         if attach != self.attach {
             return Err(Nonsense(format!("attach {attach} is confirmed, {} was sent", self.attach)));
         }
-        self.place = AttachState::Attached;
+        self.attach_state = AttachState::Attached;
         self.kept_alive(covers, out)?;
         let unresolved = self.asked.iter().chain(&self.queued).map(|(&seq, _)| seq);
         let mut unresolved: Vec<Seq> = unresolved.collect();
@@ -178,7 +178,7 @@ impl<H> CarriedSession<H> {
         if !self.signs.is_empty() {
             self.put_keep_alive(now, outbox);
         }
-        Ok(self.look_at())
+        Ok(self.next_check())
     }
 
     /// Handles the acknowledgement of the attach and all keep-alives up to `number`.
