@@ -16,7 +16,7 @@ use crate::core::{Core, Happening, Id};
 use crate::crowd_client::CrowdClient;
 use crate::net::{Down, Up};
 use crate::node::node_at;
-use calls::Calls;
+use calls::PendingCalls;
 
 /// A secret that no session has.
 pub(crate) const WRONG_SECRET: [u8; 16] = [0; 16];
@@ -45,7 +45,7 @@ pub(crate) struct RawClient {
     request: Option<(u64, bool)>,
     is_leaving: bool,
     is_over: bool,
-    calls: Calls,
+    calls: PendingCalls,
     /// The crowd of requests, if the scenario has one.
     crowd: Option<CrowdClient>,
 }
@@ -70,7 +70,7 @@ impl RawClient {
             request: None,
             is_leaving: false,
             is_over: false,
-            calls: Calls::default(),
+            calls: PendingCalls::default(),
             crowd: core.scenario.crowd.clone().map(CrowdClient::new),
         }
     }

@@ -251,7 +251,7 @@ impl Replica {
                         match from {
                             Requester::Stream(stream) if !self.claim(stream, session, attach) => return,
                             Requester::Stream(_) => {}
-                            Requester::Call(_) => self.detach(session, Attached::ToCalls),
+                            Requester::Call(_) => self.attach_to(session, Attached::ToCalls),
                         }
                         let Some(lease) = self.book.lease_mut(session) else { return };
                         if !lease.ending {

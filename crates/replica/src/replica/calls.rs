@@ -21,7 +21,7 @@ use crate::mutant::Mutant;
 
 /// The calls without a final answer.
 #[derive(Default)]
-pub(super) struct Calls {
+pub(super) struct OpenCalls {
     /// The calls, each with its session and seq in `waiting`.
     open: BTreeMap<CallId, Option<(SessionId, Seq)>>,
     /// The calls whose command is applied: those that wait until their queued request is granted or ends;
@@ -29,8 +29,8 @@ pub(super) struct Calls {
     waiting: BTreeSet<(SessionId, Seq, CallId)>,
 }
 
-impl Calls {
-    /// Makes a call wait, for nothing else than this.
+impl OpenCalls {
+    /// Makes a call wait for this request, or with seq 0 for its session's end. It waits for nothing else.
     pub(super) fn wait(&mut self, call: CallId, session: SessionId, seq: Seq) {
         let Some(waits) = self.open.get_mut(&call) else { return };
         if let Some((session, seq)) = waits.replace((session, seq)) {
@@ -93,17 +93,18 @@ impl Replica {
     ) -> bool {
         let admitted = self.admits(Requester::Call(call), identity, session, secret);
         if admitted {
-            self.detach(session, Attached::ToCalls);
+            self.attach_to(session, Attached::ToCalls);
             self.renew(session);
         }
         admitted
     }
 
-    /// Ends the session's attachment to a stream, if it has one.
-    pub(super) fn detach(&mut self, session: SessionId, now_attached: Attached) {
+    /// Attaches the session to a stream or to calls. Requests of the stream that had it are refused from then
+    /// on.
+    pub(super) fn attach_to(&mut self, session: SessionId, to: Attached) {
         let Some(lease) = self.book.lease_mut(session) else { return };
-        let before = std::mem::replace(&mut lease.attached, now_attached);
-        if before != now_attached
+        let before = std::mem::replace(&mut lease.attached, to);
+        if before != to
             && let Some(stream) = before.stream().and_then(|stream| self.streams.get_mut(&stream))
         {
             stream.sessions.remove(&session);

@@ -49,7 +49,7 @@ use crate::mutant::Mutant;
 use crate::since::Since;
 use apply::ApplyQueue;
 pub use apply::TURN_VISITS_MAX;
-use calls::Calls;
+use calls::OpenCalls;
 use change::Changes;
 use checks::Checks;
 use expiry::Expiry;
@@ -160,7 +160,7 @@ pub struct Replica {
     /// are unknown.
     recovered_through: u64,
     streams: BTreeMap<StreamId, ClientStream>,
-    calls: Calls,
+    calls: OpenCalls,
     /// Client events received before this leader was ready, and the number of requests in them; an event that
     /// is no frame counts as one.
     early: VecDeque<Event>,
@@ -239,7 +239,7 @@ impl Replica {
             since: Since::default(),
             recovered_through,
             streams: BTreeMap::new(),
-            calls: Calls::default(),
+            calls: OpenCalls::default(),
             early: VecDeque::new(),
             early_requests: 0,
             reading: None,

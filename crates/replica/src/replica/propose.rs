@@ -46,8 +46,8 @@ impl Proposal {
 pub(super) enum Origin {
     /// A command of a session.
     Session { from: Requester, session: SessionId, seq: Seq },
-    /// Opens a session and attaches it; `attach` is 0 for a call. `received` is the reading of the lease clock when the request was
-    /// handled; the session's deadline is at least one ttl later.
+    /// Opens a session and attaches it; for a call, `attach` has no meaning. `received` is the reading of the
+    /// lease clock when the request was handled; the session's deadline is at least one ttl later.
     Open { from: Requester, attach: u64, secret_prefix: u64, received: Duration },
     /// An operator's command.
     Ask(AskId),

@@ -20,8 +20,8 @@ use crate::engine::Position;
 use crate::event::{AskId, Question, Requester, StreamId};
 use crate::mutant::Mutant;
 
-/// Minimum interval between rounds that serve only keep-alives on streams: these arrive all the time, and each round
-/// costs two messages per follower. Much shorter than any ttl.
+/// Minimum interval between rounds that serve only keep-alives on streams: these arrive all the time, and
+/// each round costs two messages per follower. Much shorter than any ttl.
 const PACE: Duration = Duration::from_millis(10);
 
 /// A request that must be confirmed by a round that begins after its arrival.

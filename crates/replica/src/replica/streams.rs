@@ -330,12 +330,12 @@ impl Replica {
         }
         lease.attach = attach;
         open.sessions.insert(session);
-        self.detach(session, Attached::Stream(stream));
+        self.attach_to(session, Attached::Stream(stream));
         true
     }
 
-    /// Acknowledges a keep-alive or attach, unless the session is ending, or is not attached to the stream any
-    /// more. Answers `SessionGone` if the session has ended.
+    /// Acknowledges a keep-alive or attach, unless the session is ending, or is not attached to the stream
+    /// any more. Answers `SessionGone` if the session has ended.
     pub(super) fn acknowledge(
         &mut self,
         from: Requester,

@@ -36,8 +36,8 @@ pub(crate) struct Silence {
     /// according to the requests that were passed to its replica (`handed`).
     arrived: BTreeMap<u64, Arrived>,
     handed: BTreeMap<u64, Handed>,
-    /// The sessions of which calls have arrived: the stream and the time of the last one, if that counts. With
-    /// calls, `arrived` does not show which stream may send requests.
+    /// The sessions of which calls have arrived: the stream and the time of the last one, if that counts.
+    /// With calls, `arrived` does not show which stream may send requests.
     called: BTreeMap<u64, (StreamId, Option<Nanos>)>,
     /// When the last drain barrier was begun, in true time and on the lease clock.
     barrier: Option<(Nanos, Duration)>,

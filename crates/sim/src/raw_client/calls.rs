@@ -1,5 +1,5 @@
-//! Calls by the raw protocol client: it uses its session by calls now and then, also while it has a stream. It
-//! repeats commands, leaves before the answer comes, and presents a wrong secret.
+//! Calls by the raw protocol client: it uses its session by calls now and then, also while it has a stream.
+//! It repeats commands, leaves before the answer comes, and presents a wrong secret.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(super) struct PendingCall {
     is_theft: bool,
 }
 
-pub(super) type Calls = BTreeMap<StreamId, PendingCall>;
+pub(super) type PendingCalls = BTreeMap<StreamId, PendingCall>;
 
 impl RawClient {
     /// Makes a call, perhaps.
