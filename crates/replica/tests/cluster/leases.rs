@@ -232,3 +232,33 @@ fn call_waits_for_a_leader_and_for_its_first_entry() {
         assert_eq!(world.nodes[&id].ended_calls.contains_key(&call), id != leader);
     }
 }
+
+#[test]
+fn call_waits_for_the_end_of_a_session_whose_expiry_is_proposed() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let stream = world.stream(leader, 1);
+    let session = world.open(leader, stream, 1, 1_000, 0);
+    world.deliver();
+    // Once the session is silent for its ttl, its expiry is the next entry.
+    let proposed = |world: &World| world.wires.values().flatten().any(|message| !message.entries.is_empty());
+    let until = world.now + 3 * SECOND;
+    while !proposed(&world) {
+        assert!(world.now < until, "its expiry is to be proposed");
+        for id in 1..=3 {
+            while world.arrive_if(id, |kind| kind != PeerKind::Append) {}
+        }
+        world.now += TICK;
+        (1..=3).for_each(|id| world.turn(id, Vec::new()));
+    }
+    let items = [keep_alive(session, 1), acquire(session, 1, "a", true)];
+    let calls = items.map(|item| world.called(leader, by_call(item, 1)));
+    for call in calls {
+        assert!(world.responses(leader, call).is_empty());
+    }
+    world.pass(SECOND);
+    for call in calls {
+        let what = world.responses(leader, call).pop().and_then(|it| it.item?.what);
+        assert!(matches!(what, Some(What::SessionGone(_))), "{what:?}");
+    }
+}
