@@ -22,6 +22,24 @@ pub(crate) enum Timer {
     EndRevoked(Token),
 }
 
+/// Who may send requests of a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Attached {
+    /// The session's stream has ended, or there was none since this node leads.
+    Nowhere,
+    /// The stream of the latest attach.
+    Stream(StreamId),
+    /// Calls, of which any may take the session over from a stream. A later attach ends this.
+    ToCalls,
+}
+
+impl Attached {
+    /// The stream to which the session is attached.
+    pub(crate) fn stream(self) -> Option<StreamId> {
+        if let Self::Stream(stream) = self { Some(stream) } else { None }
+    }
+}
+
 /// State of a session that only the leader has; not in the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Lease {
@@ -33,9 +51,9 @@ pub(crate) struct Lease {
     floor: Duration,
     /// Time of this session's entry in `timers`: at or before `deadline`.
     scheduled: Duration,
-    /// The highest attach number received; the next field is the stream of that attach.
+    /// The highest attach number received on a stream. Calls have no such numbers.
     pub(crate) attach: u64,
-    pub(crate) stream: Option<StreamId>,
+    pub(crate) attached: Attached,
     /// The highest seq of the session's commands that this leader has queued.
     pub(crate) queued_through: Seq,
     /// Holds under a break: every acknowledgement names them (B1).
@@ -108,7 +126,7 @@ impl Deadlines {
             floor,
             scheduled: deadline,
             attach: 0,
-            stream: None,
+            attached: Attached::Nowhere,
             queued_through: Seq(0),
             revoked: BTreeSet::new(),
             ends_sent_to: None,

@@ -1,10 +1,11 @@
 //! Inputs and outputs of a replica.
 
 use std::fmt;
+use std::sync::Arc;
 
-use lockkeeper_core::{LockName, Page, Table, Usage};
+use lockkeeper_core::{Command, LockName, Page, Seq, SessionId, Table, Usage};
 use lockkeeper_wire::peer::{PeerMessage, SnapshotOffer};
-use lockkeeper_wire::request::Request;
+use lockkeeper_wire::request::{Open, Request, Secret};
 use lockkeeper_wire::{store, v1};
 
 use crate::load::Load;
@@ -14,9 +15,76 @@ use crate::members::{Change, Members};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StreamId(pub u64);
 
-/// A pending unary call. The caller numbers calls and never reuses a number.
+/// A pending unary call that belongs to no session. The caller numbers calls and never reuses a number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct AskId(pub u64);
+
+/// A pending [`SessionCall`]. The caller numbers calls and never reuses a number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct CallId(pub u64);
+
+/// The sender of a session's request, who gets the answer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Requester {
+    /// A client's stream.
+    Stream(StreamId),
+    /// A call.
+    Call(CallId),
+}
+
+/// One request of a session whose client keeps no stream.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SessionCall {
+    /// Who the client is, as in [`Event::StreamOpened`].
+    pub identity: Arc<str>,
+    /// The most that the sessions of this identity may have together.
+    pub quota: Usage,
+    /// The request.
+    pub request: CallRequest,
+}
+
+/// The request of a [`SessionCall`]. With the right secret it also attaches the session: requests of its
+/// stream are refused from then on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CallRequest {
+    /// Opens a session. `Open::attach` is not used.
+    Open(Open),
+    /// A keep-alive.
+    KeepAlive {
+        /// The session that it keeps alive.
+        session: SessionId,
+        /// The session's secret.
+        secret: Secret,
+        /// Returned in the answer.
+        id: u64,
+    },
+    /// A command of a session, as in [`Request::Command`].
+    Command {
+        /// The session that sends it.
+        session: SessionId,
+        /// The session's secret.
+        secret: Secret,
+        /// The command's number in its session; 0 for a close, which has none.
+        seq: Seq,
+        /// The command itself.
+        command: Command,
+    },
+}
+
+impl CallRequest {
+    /// A client's request as a call with this secret. `None` for an attach, which every call does by itself.
+    #[must_use]
+    pub fn new(request: Request, secret: Secret) -> Option<Self> {
+        match request {
+            Request::Open(open) => Some(Self::Open(open)),
+            Request::KeepAlive { session, id } => Some(Self::KeepAlive { session, secret, id }),
+            Request::Command { session, seq, command } => {
+                Some(Self::Command { session, secret, seq, command })
+            }
+            Request::Attach { .. } | Request::Denied { .. } => None,
+        }
+    }
+}
 
 /// Why a stream has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,9 +94,6 @@ pub enum StreamCloseCause {
     /// A time-out, or the service closed it: perhaps not all of the client's requests were read, so its
     /// sessions have their whole ttl from now on (P9).
     Service,
-    /// The service closed it since it was not in use: all requests of its clients were read and answered
-    /// before, so the deadlines of its sessions stay as they are.
-    Idle,
 }
 
 /// An input of the replica.
@@ -62,6 +127,10 @@ pub enum Event {
     },
     /// The client of this stream has sent nothing for a while: the stream ends if it has no session.
     StreamSilent(StreamId),
+    /// A request of a session arrived by a call.
+    Called(CallId, Box<SessionCall>),
+    /// The caller of this call is gone, or waits no longer for a queued request.
+    CallDropped(CallId),
     /// A unary call arrived.
     Asked(AskId, Question),
     /// The caller of a unary call or watch is gone.
@@ -253,9 +322,15 @@ pub enum Output {
     Peer(u64, Vec<PeerMessage>),
     /// Send these items to a client, in one frame.
     Items(StreamId, Vec<v1::ServerItem>),
-    /// The replica has refused a request of this stream at a quota. The text is that of the refusal, for the
-    /// audit trail.
-    OverQuota(StreamId, String),
+    /// The replica has refused a request of this stream or call at a quota. The text is that of the refusal,
+    /// for the audit trail.
+    OverQuota(Requester, String),
+    /// The answer to a call. If it says that the request is queued, another one follows once the request is
+    /// granted or has ended, unless [`Event::CallDropped`] comes first.
+    Called(CallId, v1::SessionCallResponse),
+    /// A call ends without an answer: this node does not lead, or shuts down. Whether the call had an effect
+    /// is unknown (P12).
+    CallEnded(CallId, v1::StreamEnd),
     /// Send this as the stream's last item, then close the stream.
     EndStream(StreamId, v1::StreamEnd),
     /// Answer a unary call.

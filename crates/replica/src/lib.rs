@@ -14,6 +14,7 @@
 //! - `replica/checks.rs`: how nodes compare their tables, and which node stops
 //! - `members.rs`, `replica/change.rs`, `replica/install.rs`: membership changes, and snapshots for followers
 //!   that lag
+//! - `replica/streams.rs`, `replica/calls.rs`: the requests of sessions, by streams and by calls
 //! - `replica/quotas.rs`, `replica/propose.rs`: the limits of clients, and batching
 //! - `storage/mod.rs`, `storage/record.rs`: the files of a node, and when it refuses to start
 //! - `disk/memory.rs`: the simulated disk, which loses and tears writes and fails
@@ -43,8 +44,8 @@ mod summary;
 
 pub use engine::{ELECTION_TICKS, Persisted, Write};
 pub use event::{
-    Answer, AskId, Difference, Event, LostEntries, Output, Question, Received, SnapshotStep,
-    StreamCloseCause, StreamId,
+    Answer, AskId, CallId, CallRequest, Difference, Event, LostEntries, Output, Question, Received,
+    Requester, SessionCall, SnapshotStep, StreamCloseCause, StreamId,
 };
 pub use load::{Activity, Load};
 pub use members::{Change, Members, NODES_MAX, Rejected};

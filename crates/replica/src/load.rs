@@ -45,7 +45,7 @@ pub struct Activity {
     pub timed_out: u64,
     /// Breaks by operators. A break that is repeated with `now` counts twice.
     pub breaks: u64,
-    /// Keep-alives and attaches, by the part of the ttl that was left when they arrived, in tenths.
+    /// Keep-alives, attaches and calls, by the part of the ttl that was left when they arrived, in tenths.
     pub slack: [u64; SLACK_PARTS],
 }
 

@@ -77,4 +77,8 @@ pub enum Mutant {
     TurnUnbounded,
     /// All unconfirmed ends are sent at once when a client attaches.
     EndsToldAtOnce,
+    /// A keep-alive by a call is acknowledged without a quorum read (P6).
+    CallWithoutQuorum,
+    /// Any secret attaches a session.
+    SecretUnchecked,
 }

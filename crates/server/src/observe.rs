@@ -59,10 +59,7 @@ pub(crate) fn describe() {
     describe_histogram!(SNAPSHOT, "Time from the first step of a snapshot until it is durable");
     describe_histogram!(SNAPSHOT_BYTES, "Size of a snapshot");
     describe_counter!(TABLES_DIFFER, "How often this leader found that the table of another node differs");
-    describe_gauge!(
-        STREAMS,
-        "Open streams of clients, and those that the node keeps for the calls of sessions without one"
-    );
+    describe_gauge!(STREAMS, "Open streams of clients");
     describe_gauge!(CONNECTIONS, "Open connections of clients");
     describe_counter!(
         STREAMS_REFUSED,

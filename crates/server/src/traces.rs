@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime};
 
 use lockkeeper_core::{Command, Seq, SessionId};
-use lockkeeper_replica::{Event, Output, StreamId};
+use lockkeeper_replica::{CallId, CallRequest, Event, Output, Requester, StreamId};
 use lockkeeper_wire::TraceContext;
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, StreamEndReason, client_item, server_item::What};
@@ -115,8 +115,8 @@ impl AcquireStage {
     }
 }
 
-/// The stream on which a request arrived, its session, and its number in the session.
-type RequestKey = (StreamId, SessionId, Seq);
+/// The stream or call by which a request arrived, its session, and its number in the session.
+type RequestKey = (Requester, SessionId, Seq);
 
 /// A client's sampled acquire that has arrived.
 #[derive(Debug)]
@@ -236,7 +236,18 @@ impl TraceArrivals {
         };
         let handed_on: BTreeSet<(SessionId, Seq)> = requests.iter().filter_map(acquire).collect();
         let traced = sampled.into_iter().filter(|it| handed_on.contains(&(it.session, it.seq)));
-        let traced: Vec<_> = traced.map(|it| ((stream, it.session, it.seq), it.trace)).collect();
+        self.begin(Requester::Stream(stream), traced);
+    }
+
+    /// As [`TraceArrivals::arrived`], for the request of a call.
+    pub(crate) fn called(&self, call: CallId, sampled: Vec<SampledAcquire>) {
+        if !sampled.is_empty() {
+            self.begin(Requester::Call(call), sampled.into_iter());
+        }
+    }
+
+    fn begin(&self, from: Requester, traced: impl Iterator<Item = SampledAcquire>) {
+        let traced: Vec<_> = traced.map(|it| ((from, it.session, it.seq), it.trace)).collect();
         self.open.fetch_add(traced.len(), Ordering::Relaxed);
         self.arrived.lock().extend(traced);
     }
@@ -300,20 +311,32 @@ impl AcquireTracer {
         for event in events {
             match event {
                 Event::Frame(stream, requests) => {
-                    requests.iter().for_each(|request| self.request(at, *stream, request));
+                    for request in requests {
+                        if let Request::Command { session, seq, command } = request {
+                            self.command(at, (Requester::Stream(*stream), *session, *seq), command);
+                        }
+                    }
                 }
-                Event::StreamClosed { stream, .. } => self.stream_ended(at, *stream, "disconnected"),
+                Event::Called(call, called) => {
+                    if let CallRequest::Command { session, seq, command, .. } = &called.request {
+                        self.command(at, (Requester::Call(*call), *session, *seq), command);
+                    }
+                }
+                Event::StreamClosed { stream, .. } => {
+                    self.requester_gone(at, Requester::Stream(*stream), "disconnected");
+                }
+                Event::CallDropped(call) => self.requester_gone(at, Requester::Call(*call), "disconnected"),
                 _ => {}
             }
         }
     }
 
-    fn request(&mut self, at: Instant, stream: StreamId, request: &Request) {
-        let Request::Command { session, seq, command } = request else { return };
-        let of = |seq| (stream, *session, seq);
+    fn command(&mut self, at: Instant, key: RequestKey, command: &Command) {
+        let (from, session, seq) = key;
+        let of = |seq| (from, session, seq);
         match command {
             Command::Acquire(_) => {
-                if let Some(trace) = self.open.get_mut(&of(*seq)) {
+                if let Some(trace) = self.open.get_mut(&key) {
                     trace.advance(AcquireStage::Inbox, AcquireStage::Batch, at);
                 }
             }
@@ -321,8 +344,8 @@ impl AcquireTracer {
                 if let Some(trace) = self.open.get_mut(&of(*target))
                     && trace.finish.is_none()
                 {
-                    trace.finish = Some(*seq);
-                    self.finishes.insert(of(*seq), *target);
+                    trace.finish = Some(seq);
+                    self.finishes.insert(key, *target);
                 }
             }
             _ => {}
@@ -375,15 +398,21 @@ impl AcquireTracer {
         for output in outputs {
             match output {
                 Output::Items(stream, items) => {
-                    items.iter().for_each(|item| self.item(since, now, *stream, item));
+                    items.iter().for_each(|item| self.item(since, now, Requester::Stream(*stream), item));
+                }
+                Output::Called(call, v1::SessionCallResponse { item: Some(item), .. }) => {
+                    let from = Requester::Call(*call);
+                    self.item(since, now, from, item);
+                    // A refusal that names no request ends the call's acquire too.
+                    if !matches!(item.what, Some(What::Queued(_))) {
+                        self.requester_gone(now, from, "refused");
+                    }
                 }
                 Output::EndStream(stream, end) => {
-                    let outcome = match end.reason() {
-                        StreamEndReason::NotLeader => "not-leader",
-                        StreamEndReason::Shutdown => "shutdown",
-                        _ => "disconnected",
-                    };
-                    self.stream_ended(now, *stream, outcome);
+                    self.requester_gone(now, Requester::Stream(*stream), outcome_of(end));
+                }
+                Output::CallEnded(call, end) => {
+                    self.requester_gone(now, Requester::Call(*call), outcome_of(end));
                 }
                 _ => {}
             }
@@ -405,11 +434,11 @@ impl AcquireTracer {
         self.send();
     }
 
-    fn item(&mut self, since: Instant, now: Instant, stream: StreamId, item: &v1::ServerItem) {
+    fn item(&mut self, since: Instant, now: Instant, from: Requester, item: &v1::ServerItem) {
         let (session, seq) = (SessionId(item.session), Seq(item.seq));
-        let key = (stream, session, seq);
+        let key = (from, session, seq);
         let (outcome, token) = match &item.what {
-            Some(What::SessionGone(_)) => return self.session_gone(now, stream, session),
+            Some(What::SessionGone(_)) => return self.session_gone(now, from, session),
             Some(What::Queued(_)) => return self.queued(since, now, key),
             Some(What::Granted(granted)) => ("granted", Some(granted.token)),
             Some(What::Revoked(revoked)) => ("revoked", Some(revoked.token)),
@@ -428,7 +457,7 @@ impl AcquireTracer {
         };
         let mut ended = key;
         if let Some(target) = self.finishes.remove(&key) {
-            let target = (stream, session, target);
+            let target = (from, session, target);
             if let Some(trace) = self.open.get_mut(&target) {
                 trace.finish = None;
             }
@@ -459,13 +488,13 @@ impl AcquireTracer {
         }
     }
 
-    fn session_gone(&mut self, now: Instant, stream: StreamId, session: SessionId) {
-        self.end_all((stream, session, Seq(0))..=(stream, session, Seq(u64::MAX)), now, "session-gone");
+    fn session_gone(&mut self, now: Instant, from: Requester, session: SessionId) {
+        self.end_all((from, session, Seq(0))..=(from, session, Seq(u64::MAX)), now, "session-gone");
     }
 
-    fn stream_ended(&mut self, now: Instant, stream: StreamId, outcome: &'static str) {
+    fn requester_gone(&mut self, now: Instant, from: Requester, outcome: &'static str) {
         let (first, last) = (SessionId(0), SessionId(u64::MAX));
-        self.end_all((stream, first, Seq(0))..=(stream, last, Seq(u64::MAX)), now, outcome);
+        self.end_all((from, first, Seq(0))..=(from, last, Seq(u64::MAX)), now, outcome);
     }
 
     fn end_all(&mut self, keys: RangeInclusive<RequestKey>, now: Instant, outcome: &'static str) {
@@ -505,6 +534,14 @@ impl AcquireTracer {
 
 /// The traced acquires of a write of the log.
 pub(crate) struct TracedWrite(Vec<RequestKey>);
+
+fn outcome_of(end: &v1::StreamEnd) -> &'static str {
+    match end.reason() {
+        StreamEndReason::NotLeader => "not-leader",
+        StreamEndReason::Shutdown => "shutdown",
+        _ => "disconnected",
+    }
+}
 
 fn end(end: v1::End) -> &'static str {
     match end {

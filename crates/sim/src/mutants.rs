@@ -291,6 +291,20 @@ pub const ALL: &[Mutant] = &[
         seed: 7,
     },
     Mutant {
+        name: "call-without-quorum",
+        place: MutantLocation::Replica(OfReplica::CallWithoutQuorum),
+        what: "a keep-alive by a call is acknowledged without asking a majority",
+        caught_by: &["P5", "P6"],
+        seed: 19,
+    },
+    Mutant {
+        name: "secret-unchecked",
+        place: MutantLocation::Replica(OfReplica::SecretUnchecked),
+        what: "a call with a wrong secret is served",
+        caught_by: &["P4"],
+        seed: 0,
+    },
+    Mutant {
         name: "wiped-node-votes",
         place: MutantLocation::WipedNodeVotes,
         what: "a node whose disk is lost goes on under its old name: nobody looks at the incarnation",

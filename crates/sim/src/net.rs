@@ -17,6 +17,8 @@ use crate::scenario::Fault;
 pub(crate) enum Up {
     Open,
     Frame(Vec<v1::ClientItem>),
+    /// A call, on a stream of its own; its answers come on this stream.
+    Call(v1::SessionCallRequest),
     /// The node reads the end of the stream: the client closed it, or the network did.
     Closed,
 }
@@ -25,6 +27,7 @@ pub(crate) enum Up {
 #[derive(Clone, Debug)]
 pub(crate) enum Down {
     Items(Vec<v1::ServerItem>),
+    Called(v1::SessionCallResponse),
     End(v1::StreamEnd),
     Closed,
 }
@@ -37,6 +40,8 @@ pub(crate) struct SimStream {
     pub(crate) node: Id,
     /// A replay of another stream: nothing that the node sends on it is delivered.
     pub(crate) is_ghost: bool,
+    /// It carries one call instead of frames.
+    pub(crate) is_call: bool,
     /// The run (start count) of the node process that accepted the stream.
     pub(crate) run: Option<u64>,
     up_at: Nanos,
@@ -94,6 +99,25 @@ impl Core {
     }
 
     pub(crate) fn open_line(&mut self, client: usize, life: u64, node: Id, is_ghost: bool) -> StreamId {
+        let stream = self.add_line(client, life, node, is_ghost, false);
+        self.send_up(stream, Up::Open);
+        stream
+    }
+
+    /// Sends a call to a node.
+    pub(crate) fn call(
+        &mut self,
+        client: usize,
+        life: u64,
+        node: Id,
+        call: v1::SessionCallRequest,
+    ) -> StreamId {
+        let stream = self.add_line(client, life, node, false, true);
+        self.send_up(stream, Up::Call(call));
+        stream
+    }
+
+    fn add_line(&mut self, client: usize, life: u64, node: Id, is_ghost: bool, is_call: bool) -> StreamId {
         let stream = StreamId(self.net.next);
         self.net.next += 1;
         let line = SimStream {
@@ -101,6 +125,7 @@ impl Core {
             life,
             node,
             is_ghost,
+            is_call,
             run: None,
             up_at: 0,
             down_at: 0,
@@ -109,7 +134,6 @@ impl Core {
             sent: Vec::new(),
         };
         self.net.lines.insert(stream, line);
-        self.send_up(stream, Up::Open);
         stream
     }
 

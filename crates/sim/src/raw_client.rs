@@ -2,6 +2,8 @@
 //! that the library does not offer yet (values, downgrades). It computes no lease deadline, so only the table
 //! and the replies are checked.
 
+mod calls;
+
 use std::collections::BTreeMap;
 
 use lockkeeper_core::{Acquire, Command, IfBusy, LockName, Mode, Seq, SessionId};
@@ -14,7 +16,10 @@ use crate::core::{Core, Happening, Id};
 use crate::crowd_client::CrowdClient;
 use crate::net::{Down, Up};
 use crate::node::node_at;
+use calls::PendingCalls;
 
+/// A secret that no session has.
+pub(crate) const WRONG_SECRET: [u8; 16] = [0; 16];
 /// The number of recent commands that are kept, to be repeated.
 const MEMORY: usize = 8;
 
@@ -40,6 +45,7 @@ pub(crate) struct RawClient {
     request: Option<(u64, bool)>,
     is_leaving: bool,
     is_over: bool,
+    calls: PendingCalls,
     /// The crowd of requests, if the scenario has one.
     crowd: Option<CrowdClient>,
 }
@@ -64,6 +70,7 @@ impl RawClient {
             request: None,
             is_leaving: false,
             is_over: false,
+            calls: PendingCalls::default(),
             crowd: core.scenario.crowd.clone().map(CrowdClient::new),
         }
     }
@@ -77,6 +84,7 @@ impl RawClient {
         if self.is_over {
             return;
         }
+        self.make_call(core);
         match self.stream {
             _ if core.is_stormy && core.now < self.silent_until && self.is_attached => {}
             None if core.is_stormy && self.crowd.as_ref().is_some_and(|it| it.is_away(core.now)) => {}
@@ -120,7 +128,7 @@ impl RawClient {
         core.send_up(stream, Up::Frame(vec![request.into()]));
     }
 
-    fn open(&self) -> Open {
+    pub(crate) fn open(&self) -> Open {
         Open {
             secret: self.secret,
             ttl_ms: self.ttl / MS,
@@ -177,7 +185,7 @@ impl RawClient {
     }
 
     /// The next command, if any.
-    fn next_command(&mut self, core: &mut Core, session: SessionId) -> Option<Command> {
+    pub(crate) fn next_command(&mut self, core: &mut Core, session: SessionId) -> Option<Command> {
         let roll = core.dice.below(100);
         match self.request {
             _ if self.is_leaving => None,
@@ -249,6 +257,7 @@ impl RawClient {
     }
 
     pub(crate) fn arrives(&mut self, core: &mut Core, stream: StreamId, packet: Down) {
+        let Some(packet) = self.answers_call(core, stream, packet) else { return };
         if self.stream != Some(stream) {
             return;
         }
@@ -258,6 +267,8 @@ impl RawClient {
                 self.leader = node_at(&end.leader);
                 self.hang_up(core);
             }
+            // The answer to a call that was forgotten with its session.
+            Down::Called(_) => {}
             Down::Closed => self.hang_up(core),
             Down::Items(items) => {
                 items.into_iter().for_each(|item| self.hears(core, stream, item));
@@ -303,11 +314,9 @@ impl RawClient {
                     core.send_up(stream, Up::Frame(again));
                 }
             }
-            What::SessionGone(_) if self.session == Some(item.session) => {
-                self.hang_up(core);
-                let is_over = !core.is_stormy;
-                *self = Self { is_over, ..Self::new(core) };
-            }
+            What::SessionGone(_) if self.session == Some(item.session) => self.restart(core),
+            // A call has taken the session over. What was refused is sent again on the next stream.
+            What::Refused(refused) if refused.text.contains("is not attached") => self.hang_up(core),
             What::Granted(_) => {
                 self.unanswered.remove(&item.seq);
                 if let Some((seq, is_granted)) = &mut self.request {
@@ -321,16 +330,27 @@ impl RawClient {
                 self.unanswered.remove(&item.seq);
                 let is_own = self.request.is_some_and(|(seq, _)| seq == item.seq);
                 let Some(session) = self.session.map(SessionId).filter(|_| is_own) else { return };
-                // Every end of a request is confirmed by a finish (R3).
-                self.request = None;
-                let (seq, target) = (Seq(self.next_seq), Seq(item.seq));
-                let done_through = self.done_through();
-                let finish = self.say(session, Command::Finish { session, seq, target, done_through });
+                let finish = self.confirm(session, item.seq);
                 core.send_up(stream, Up::Frame(vec![finish]));
             }
             What::Done(_) => drop(self.unanswered.remove(&item.seq)),
             _ => {}
         }
+    }
+
+    /// Every end of a request is confirmed by a finish (R3).
+    fn confirm(&mut self, session: SessionId, target: u64) -> v1::ClientItem {
+        self.request = None;
+        let (seq, target) = (Seq(self.next_seq), Seq(target));
+        let done_through = self.done_through();
+        self.say(session, Command::Finish { session, seq, target, done_through })
+    }
+
+    /// Begins anew, since the session is gone.
+    fn restart(&mut self, core: &mut Core) {
+        self.hang_up(core);
+        let is_over = !core.is_stormy;
+        *self = Self { is_over, ..Self::new(core) };
     }
 }
 

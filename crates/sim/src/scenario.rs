@@ -168,6 +168,8 @@ pub(crate) struct Scenario {
     pub(crate) concurrency: u64,
     /// Whether the raw protocol client takes part.
     pub(crate) has_hand: bool,
+    /// Whether the raw protocol client also makes calls.
+    pub(crate) has_calls: bool,
     /// The requests that the raw protocol client queues, if any.
     pub(crate) crowd: Option<Crowd>,
     pub(crate) budgets: Budgets,
@@ -249,16 +251,19 @@ impl Scenario {
             permit_limit: dice.within(1, 3) as u32,
             concurrency: dice.within(1, 3),
             has_hand: dice.chance(50) || chain == Some(Fault::JustLate),
+            has_calls: false,
             crowd: None,
             budgets: Budgets::roll(dice, None),
         }
     }
 
-    /// Adds a crowd (hundreds of requests queued by one client) to some seeds. `dice` is another RNG than
-    /// that of [`Self::roll`], so that the choices made there do not depend on crowds.
-    pub(crate) fn with_crowd(mut self, dice: &mut Rng) -> Self {
+    /// Adds a crowd (hundreds of requests queued by one client) to some seeds, and calls to some others.
+    /// `dice` is another RNG than that of [`Self::roll`], so that the choices made there do not depend on
+    /// these.
+    pub(crate) fn with_crowd_or_calls(mut self, dice: &mut Rng) -> Self {
         self.crowd = Crowd::roll(dice);
         self.budgets = Budgets::roll(dice, self.crowd.as_ref());
+        self.has_calls = self.has_hand && self.crowd.is_none() && dice.chance(50);
         if self.crowd.is_some() {
             self.has_hand = true;
             self.names.extend(BASE.parse());

@@ -8,8 +8,9 @@ use lockkeeper_wire::{answer, entry};
 
 use super::lead::ms;
 use super::{Fatal, Origin, Proposal, Replica};
+use crate::deadlines::Attached;
 use crate::engine::Committed;
-use crate::event::{Answer, Output};
+use crate::event::{Answer, Output, Requester};
 use crate::mutant::Mutant;
 use crate::summary::CommandSummary;
 
@@ -207,10 +208,15 @@ impl Replica {
 
     fn answer_origin(&mut self, origin: Origin, summary: CommandSummary, reply: Reply) {
         match origin {
-            Origin::Session { stream, session, seq } => {
+            Origin::Session { from, session, seq } => {
                 match (&summary, &reply) {
                     // The client gets `SessionGone` from the effect of the command instead.
-                    (CommandSummary::Close, _) if self.book.lease(session).is_some() => return,
+                    (CommandSummary::Close, _) if self.book.lease(session).is_some() => {
+                        if let Requester::Call(call) = from {
+                            self.calls.wait(call, session, Seq(0));
+                        }
+                        return;
+                    }
                     (CommandSummary::Acquire { at_most: Some(at_most) }, Reply::Queued { .. }) => {
                         let until = self.lease_now.saturating_add(*at_most);
                         self.book.waits(session, seq, until);
@@ -218,31 +224,43 @@ impl Replica {
                     (CommandSummary::Finish { target }, _) => self.over(session, *target),
                     _ => {}
                 }
-                if self.book.lease(session).is_none_or(|lease| lease.stream == Some(stream)) {
-                    let table = &self.table;
-                    let label = |holder| table.session(holder).map(|it| it.label.into()).unwrap_or_default();
-                    let item = answer::reply_item(session, seq, reply, label);
-                    self.tell(stream, item);
+                let has_left = match (from, self.book.lease(session)) {
+                    (Requester::Stream(stream), Some(lease)) => lease.attached != Attached::Stream(stream),
+                    _ => false,
+                };
+                let table = &self.table;
+                let label = |holder| table.session(holder).map(|it| it.label.into()).unwrap_or_default();
+                let item = answer::reply_item(session, seq, reply, label);
+                if let (CommandSummary::Finish { target }, Some(what @ What::Finished(_))) =
+                    (&summary, &item.what)
+                {
+                    self.answer_waiting(session, *target, what);
                 }
-                if let CommandSummary::Finish { target } = summary {
+                if !has_left {
+                    self.tell(from, item);
+                }
+                if let (CommandSummary::Finish { target }, Requester::Stream(stream)) = (summary, from) {
                     self.end_confirmed(stream, session, target);
                 }
             }
-            Origin::Open { stream, attach, secret_prefix, received } => {
+            Origin::Open { from, attach, secret_prefix, received } => {
                 let (what, session) = match (summary, reply) {
                     (CommandSummary::Open { ttl, linger }, Reply::Opened { session }) => {
                         let now = self.lease_now;
                         self.book.opened(session, ttl, linger, now, false);
-                        if !self.claim(stream, session, attach) {
-                            return;
+                        match from {
+                            Requester::Stream(stream) if !self.claim(stream, session, attach) => return,
+                            Requester::Stream(_) => {}
+                            Requester::Call(_) => self.attach_to(session, Attached::ToCalls),
                         }
                         let Some(lease) = self.book.lease_mut(session) else { return };
-                        if lease.ending {
+                        if !lease.ending {
+                            lease.deadline = lease.deadline.max(received + lease.ttl);
+                        } else if let Requester::Stream(_) = from {
                             // The session's end is proposed already: nothing is acknowledged until the end is
                             // applied or taken back.
                             return;
                         }
-                        lease.deadline = lease.deadline.max(received + lease.ttl);
                         (What::Opened(v1::Opened { attach, secret_prefix }), session.0)
                     }
                     (_, Reply::Refused(rejection)) => {
@@ -251,7 +269,7 @@ impl Replica {
                     }
                     _ => return,
                 };
-                self.tell(stream, v1::ServerItem { session, seq: 0, what: Some(what) });
+                self.tell(from, v1::ServerItem { session, seq: 0, what: Some(what) });
             }
             Origin::Ask(ask) => {
                 let answer = operator_answer(&summary, reply);
@@ -292,12 +310,13 @@ impl Replica {
 
     fn session_ended(&mut self, session: SessionId) {
         let Some(lease) = self.book.ended(session) else { return };
-        let Some(stream) = lease.stream else { return };
+        self.session_of_calls_ended(session);
+        let Some(stream) = lease.attached.stream() else { return };
         if let Some(open) = self.streams.get_mut(&stream) {
             open.sessions.remove(&session);
         }
         let what = Some(What::SessionGone(v1::SessionGone {}));
-        self.tell(stream, v1::ServerItem { session: session.0, seq: 0, what });
+        self.tell(Requester::Stream(stream), v1::ServerItem { session: session.0, seq: 0, what });
     }
 
     /// Records a break. From here on every acknowledgement of a keep-alive or attach lists the hold as
@@ -314,8 +333,12 @@ impl Replica {
     }
 
     fn tell_session(&mut self, session: SessionId, seq: Seq, what: What) {
-        if let Some(stream) = self.book.lease(session).and_then(|lease| lease.stream) {
-            self.tell(stream, v1::ServerItem { session: session.0, seq: seq.0, what: Some(what) });
+        self.answer_waiting(session, seq, &what);
+        if let Some(stream) = self.book.lease(session).and_then(|lease| lease.attached.stream()) {
+            self.tell(
+                Requester::Stream(stream),
+                v1::ServerItem { session: session.0, seq: seq.0, what: Some(what) },
+            );
         }
     }
 }

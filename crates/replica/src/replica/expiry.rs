@@ -11,7 +11,7 @@ use lockkeeper_core::{Command, Seq, SessionId};
 
 use super::quorum_reads::PendingRead;
 use super::{Origin, Proposal, Replica};
-use crate::deadlines::Timer;
+use crate::deadlines::{Attached, Timer};
 use crate::event::Output;
 use crate::mutant::Mutant;
 
@@ -165,9 +165,9 @@ impl Replica {
         let Some(check) = self.expiry.check.take_if(complete) else { return };
         let now = self.clock.now();
         for (session, attach) in check.closes {
-            // A later attach cancels the close.
+            // A later attach or call cancels the close.
             let closed =
-                self.book.lease(session).filter(|lease| lease.attach == attach && lease.stream.is_none());
+                self.book.lease(session).filter(|it| it.attach == attach && it.attached == Attached::Nowhere);
             if closed.is_some() {
                 self.book.cut(session, now);
             }

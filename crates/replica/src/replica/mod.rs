@@ -16,6 +16,7 @@
 //! a leader delays a batch).
 
 mod apply;
+mod calls;
 mod change;
 mod checks;
 mod expiry;
@@ -40,7 +41,7 @@ use lockkeeper_wire::{store, v1};
 
 use crate::deadlines::Deadlines;
 use crate::engine::{Engine, Persisted, Position, Start, Write};
-use crate::event::{Answer, Event, Output, Question, Received, StreamId};
+use crate::event::{Answer, Event, Output, Question, Received, Requester, StreamId};
 use crate::lease::LeaseClock;
 use crate::load::Activity;
 use crate::members::Members;
@@ -48,6 +49,7 @@ use crate::mutant::Mutant;
 use crate::since::Since;
 use apply::ApplyQueue;
 pub use apply::TURN_VISITS_MAX;
+use calls::OpenCalls;
 use change::Changes;
 use checks::Checks;
 use expiry::Expiry;
@@ -158,6 +160,7 @@ pub struct Replica {
     /// are unknown.
     recovered_through: u64,
     streams: BTreeMap<StreamId, ClientStream>,
+    calls: OpenCalls,
     /// Client events received before this leader was ready, and the number of requests in them; an event that
     /// is no frame counts as one.
     early: VecDeque<Event>,
@@ -236,6 +239,7 @@ impl Replica {
             since: Since::default(),
             recovered_through,
             streams: BTreeMap::new(),
+            calls: OpenCalls::default(),
             early: VecDeque::new(),
             early_requests: 0,
             reading: None,
@@ -320,6 +324,8 @@ impl Replica {
             }
             Event::StreamOpened { .. }
             | Event::Frame(..)
+            | Event::Called(..)
+            | Event::CallDropped(_)
             | Event::Asked(..)
             | Event::StreamClosed { .. }
             | Event::Dropped(_)
@@ -332,7 +338,12 @@ impl Replica {
             // A leader that is not ready must not answer requests, so they are kept until it is ready. So are
             // the ends of streams and calls, which must be handled after the requests that arrived before
             // them.
-            Event::Frame(..) | Event::Asked(..) | Event::StreamClosed { .. } | Event::Dropped(_)
+            Event::Frame(..)
+            | Event::Called(..)
+            | Event::CallDropped(_)
+            | Event::Asked(..)
+            | Event::StreamClosed { .. }
+            | Event::Dropped(_)
                 if self.lead.is_coming() =>
             {
                 self.early_requests +=
@@ -343,6 +354,8 @@ impl Replica {
             Event::StreamSilent(stream) => self.stream_silent(stream),
             Event::Dropped(ask) => self.dropped(ask),
             Event::Frame(stream, requests) => self.frame(stream, requests),
+            Event::Called(call, called) => self.called(call, *called),
+            Event::CallDropped(call) => self.call_dropped(call),
             Event::Asked(ask, question) => self.asked(ask, question),
         }
     }
@@ -512,9 +525,14 @@ impl Replica {
         self.config.mutant == Some(mutant)
     }
 
-    fn tell(&mut self, stream: StreamId, item: v1::ServerItem) {
-        if let Some(stream) = self.streams.get_mut(&stream) {
-            stream.items.push(item);
+    fn tell(&mut self, to: Requester, item: v1::ServerItem) {
+        match to {
+            Requester::Stream(stream) => {
+                if let Some(stream) = self.streams.get_mut(&stream) {
+                    stream.items.push(item);
+                }
+            }
+            Requester::Call(call) => self.answer_call(call, item),
         }
     }
 }

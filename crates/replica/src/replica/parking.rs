@@ -13,7 +13,7 @@ use lockkeeper_wire::v1::StreamEndReason;
 
 use super::propose::size;
 use super::{Lead, Replica};
-use crate::event::{Answer, AskId, Event, Output, Question, StreamId};
+use crate::event::{Answer, AskId, CallId, CallRequest, Event, Output, Question, SessionCall, StreamId};
 use crate::mutant::Mutant;
 
 /// Maximum wait in ticks, enough for several elections: one second by default.
@@ -28,6 +28,7 @@ const FIXED: usize = 64;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Who {
     Stream(StreamId),
+    Call(CallId),
     Ask(AskId),
 }
 
@@ -47,6 +48,7 @@ impl Parked {
         let (who, comes) = match &event {
             Event::StreamOpened { stream, .. } => (Who::Stream(*stream), true),
             Event::Frame(stream, _) => (Who::Stream(*stream), false),
+            Event::Called(call, _) => (Who::Call(*call), true),
             Event::Asked(ask, _) => (Who::Ask(*ask), true),
             _ => return None,
         };
@@ -101,6 +103,7 @@ impl Parked {
 fn who(event: &Event) -> Option<Who> {
     match event {
         Event::StreamOpened { stream, .. } | Event::Frame(stream, _) => Some(Who::Stream(*stream)),
+        Event::Called(call, _) => Some(Who::Call(*call)),
         Event::Asked(ask, _) => Some(Who::Ask(*ask)),
         _ => None,
     }
@@ -115,9 +118,18 @@ fn request_bytes(request: &Request) -> usize {
     }
 }
 
+fn call_bytes(called: &SessionCall) -> usize {
+    match &called.request {
+        CallRequest::Open(open) => open.label.len(),
+        CallRequest::KeepAlive { .. } => 0,
+        CallRequest::Command { command, .. } => size(command),
+    }
+}
+
 fn bytes(event: &Event) -> usize {
     match event {
         Event::StreamOpened { identity, .. } => FIXED + identity.len(),
+        Event::Called(_, called) => FIXED + called.identity.len() + call_bytes(called),
         Event::Frame(_, requests) => FIXED + requests.iter().map(request_bytes).sum::<usize>(),
         _ => FIXED,
     }
@@ -158,6 +170,10 @@ impl Replica {
                 self.parked.leaves(Who::Stream(stream));
                 self.stream_closed(stream, cause);
             }
+            Event::CallDropped(call) => {
+                self.parked.leaves(Who::Call(call));
+                self.call_dropped(call);
+            }
             Event::Dropped(ask) => {
                 self.parked.leaves(Who::Ask(ask));
                 self.dropped(ask);
@@ -173,6 +189,7 @@ impl Replica {
                 }
             }
             Event::StreamOpened { stream, .. } => self.send_away(Who::Stream(stream)),
+            Event::Called(call, _) => self.send_away(Who::Call(call)),
             Event::Asked(ask, _) => self.send_away(Who::Ask(ask)),
             // The stream was redirected, or is about to be.
             _ => {}
@@ -202,15 +219,16 @@ impl Replica {
 
     fn send_away(&mut self, who: Who) {
         let leader = self.follows();
+        let end = || {
+            let text = match leader {
+                Some(_) => "this node does not lead",
+                None => "this node does not lead, and knows of none that does",
+            };
+            self.stream_end(StreamEndReason::NotLeader, text)
+        };
         self.outputs.push(match who {
-            Who::Stream(stream) => {
-                let text = if leader.is_some() {
-                    "this node does not lead"
-                } else {
-                    "this node does not lead, and knows of none that does"
-                };
-                Output::EndStream(stream, self.stream_end(StreamEndReason::NotLeader, text))
-            }
+            Who::Stream(stream) => Output::EndStream(stream, end()),
+            Who::Call(call) => Output::CallEnded(call, end()),
             Who::Ask(ask) => Output::Answer(ask, Answer::NotLeader { leader: leader.unwrap_or(0) }),
         });
     }

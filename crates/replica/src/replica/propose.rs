@@ -14,7 +14,7 @@ use lockkeeper_wire::entry;
 use super::Replica;
 use super::quotas::Reservation;
 use crate::engine::Position;
-use crate::event::{AskId, StreamId};
+use crate::event::{AskId, Requester};
 use crate::mutant::Mutant;
 
 /// Limits of a log entry: commands and bytes.
@@ -45,10 +45,10 @@ impl Proposal {
 
 pub(super) enum Origin {
     /// A command of a session.
-    Session { stream: StreamId, session: SessionId, seq: Seq },
-    /// Opens a session and attaches it. `received` is the reading of the lease clock when the request was
-    /// handled; the session's deadline is at least one ttl later.
-    Open { stream: StreamId, attach: u64, secret_prefix: u64, received: Duration },
+    Session { from: Requester, session: SessionId, seq: Seq },
+    /// Opens a session and attaches it; for a call, `attach` has no meaning. `received` is the reading of the
+    /// lease clock when the request was handled; the session's deadline is at least one ttl later.
+    Open { from: Requester, attach: u64, secret_prefix: u64, received: Duration },
     /// An operator's command.
     Ask(AskId),
     /// A command of the leader itself.
@@ -85,14 +85,12 @@ impl Replica {
 
     /// The acquires in the log entries that were proposed and are not durable on this node yet: those of the
     /// [`Write`](super::Write) that [`Replica::advance`] has just returned.
-    pub fn acquires_in_write(&self) -> impl Iterator<Item = (StreamId, SessionId, Seq)> + '_ {
+    pub fn acquires_in_write(&self) -> impl Iterator<Item = (Requester, SessionId, Seq)> + '_ {
         let batches = self.in_flight.iter().rev().take_while(|batch| !batch.is_on_disk);
         batches.flat_map(|batch| &batch.proposals).filter_map(|proposal| match proposal {
             Proposal {
-                command: Command::Acquire(_),
-                origin: Origin::Session { stream, session, seq },
-                ..
-            } => Some((*stream, *session, *seq)),
+                command: Command::Acquire(_), origin: Origin::Session { from, session, seq }, ..
+            } => Some((*from, *session, *seq)),
             _ => None,
         })
     }

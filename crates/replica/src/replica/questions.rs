@@ -10,6 +10,7 @@ use prost::Message;
 use super::lead::ms;
 use super::quorum_reads::PendingRead;
 use super::{Origin, Proposal, Replica};
+use crate::deadlines::Attached;
 use crate::event::{Answer, AskId, Output, Question};
 use crate::load::Load;
 
@@ -147,7 +148,7 @@ impl Replica {
                     lock_delay_ms: session.lock_delay_ms,
                     linger_ms: session.linger_ms,
                     requests: session.requests as u64,
-                    attached: lease.is_some_and(|lease| lease.stream.is_some()),
+                    attached: lease.is_some_and(|lease| lease.attached != Attached::Nowhere),
                     left_ms: millis(left),
                 }
             })

@@ -17,18 +17,18 @@ use lockkeeper_wire::v1::{self, server_item::What};
 
 use super::Replica;
 use crate::engine::Position;
-use crate::event::{AskId, Question, StreamId};
+use crate::event::{AskId, Question, Requester, StreamId};
 use crate::mutant::Mutant;
 
-/// Minimum interval between rounds that serve only keep-alives: these arrive all the time, and each round
-/// costs two messages per follower. Much shorter than any ttl.
+/// Minimum interval between rounds that serve only keep-alives on streams: these arrive all the time, and
+/// each round costs two messages per follower. Much shorter than any ttl.
 const PACE: Duration = Duration::from_millis(10);
 
 /// A request that must be confirmed by a round that begins after its arrival.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum PendingRead {
     KeepAlive {
-        stream: StreamId,
+        from: Requester,
         session: SessionId,
         id: u64,
     },
@@ -40,7 +40,7 @@ pub(super) enum PendingRead {
     /// A request for a session that this node does not know. If this node has been deposed without noticing,
     /// the next leader may have opened the session, so `SessionGone` needs a confirmation too.
     Unknown {
-        stream: StreamId,
+        from: Requester,
         session: SessionId,
         seq: Seq,
     },
@@ -114,7 +114,8 @@ impl QuorumReads {
     /// rounds without an error; returns the round's number. `is_free`: this node is the only voter, so a
     /// round costs no messages.
     fn begin(&mut self, now: Duration, patience: Duration, is_free: bool) -> Option<u64> {
-        let is_keep_alive = |asked: &PendingRead| matches!(asked, PendingRead::KeepAlive { .. });
+        let is_keep_alive =
+            |asked: &PendingRead| matches!(asked, PendingRead::KeepAlive { from: Requester::Stream(_), .. });
         let is_early = self.begun.is_some_and(|begun| now < begun + PACE);
         let asked = match self.open.take() {
             Some((number, at, asked)) if now < at + patience => {
@@ -189,21 +190,20 @@ impl Replica {
         }
         for asked in self.rounds.take_answerable(self.applied.index) {
             match asked {
-                PendingRead::KeepAlive { stream, session, id } => {
-                    self.acknowledge(stream, session, |revoked| {
-                        What::KeptAlive(v1::KeptAlive { id, revoked })
-                    })
+                PendingRead::KeepAlive { from, session, id } => {
+                    self.acknowledge(from, session, |revoked| What::KeptAlive(v1::KeptAlive { id, revoked }))
                 }
                 PendingRead::Attach { stream, session, attach } => {
-                    self.acknowledge(stream, session, |revoked| {
+                    self.acknowledge(Requester::Stream(stream), session, |revoked| {
                         What::Attached(v1::Attached { attach, revoked })
                     });
                     self.tell_unconfirmed_ends(stream, session, Seq(0));
                 }
-                PendingRead::Unknown { stream, session, seq } => {
+                PendingRead::Unknown { from, session, seq } => {
                     let what = Some(What::SessionGone(v1::SessionGone {}));
-                    if self.book.lease(session).is_none() {
-                        self.tell(stream, v1::ServerItem { session: session.0, seq: seq.0, what });
+                    let is_call = matches!(from, Requester::Call(_));
+                    if is_call || self.book.lease(session).is_none() {
+                        self.tell(from, v1::ServerItem { session: session.0, seq: seq.0, what });
                     }
                 }
                 PendingRead::Question(ask, question) => self.answer(ask, question),

@@ -64,6 +64,15 @@ impl Quotas {
         self.forget_if_unused(identity);
     }
 
+    /// Sets the limits of a call's identity. Without streams they are forgotten with its last reservation.
+    pub(super) fn called(&mut self, identity: &str, most: Usage) {
+        if let Some(quota) = self.by_identity.get_mut(identity) {
+            quota.most = most;
+        } else if most != Usage::UNLIMITED {
+            self.by_identity.insert(identity.into(), Quota { most, ..Quota::default() });
+        }
+    }
+
     /// Sets the limits of all sessions together, and of the identities that have streams.
     pub(super) fn set(&mut self, total: Usage, by_identity: Vec<(Box<str>, Usage)>) {
         self.all.most = total;
@@ -141,7 +150,7 @@ impl Quotas {
         self.opening.clear();
     }
 
-    fn forget_if_unused(&mut self, identity: &str) {
+    pub(super) fn forget_if_unused(&mut self, identity: &str) {
         let is_unused = |quota: &Quota| quota.streams == 0 && quota.reserved == Usage::default();
         if self.by_identity.get(identity).is_some_and(is_unused) {
             self.by_identity.remove(identity);

@@ -10,7 +10,8 @@ use lockkeeper_wire::v1::{self, server_item::What};
 
 use super::quorum_reads::PendingRead;
 use super::{Origin, Proposal, Replica};
-use crate::event::{Output, StreamCloseCause, StreamId};
+use crate::deadlines::Attached;
+use crate::event::{Output, Requester, StreamCloseCause, StreamId};
 use crate::mutant::Mutant;
 
 /// An open stream.
@@ -56,7 +57,7 @@ impl Replica {
         let cause = if self.is(Mutant::LingerOnTimeOut) { StreamCloseCause::Client } else { cause };
         for session in closed.sessions {
             let Some(lease) = self.book.lease_mut(session) else { continue };
-            lease.stream = None;
+            lease.attached = Attached::Nowhere;
             match cause {
                 StreamCloseCause::Client if !lease.linger.is_zero() => {
                     let attach = lease.attach;
@@ -64,7 +65,7 @@ impl Replica {
                 }
                 // Such a close must end no session (P9). The client gets its ttl to reconnect.
                 StreamCloseCause::Service => lease.deadline = lease.deadline.max(now + lease.ttl),
-                StreamCloseCause::Client | StreamCloseCause::Idle => {}
+                StreamCloseCause::Client => {}
             }
         }
     }
@@ -81,17 +82,19 @@ impl Replica {
         }
     }
 
+    /// Ends all streams and calls.
     pub(super) fn end_streams(&mut self, reason: v1::StreamEndReason, text: &str) {
         self.flush_streams();
         let end = self.stream_end(reason, text);
         for (stream, open) in std::mem::take(&mut self.streams) {
             for session in open.sessions {
                 if let Some(lease) = self.book.lease_mut(session) {
-                    lease.stream = None;
+                    lease.attached = Attached::Nowhere;
                 }
             }
             self.outputs.push(Output::EndStream(stream, end.clone()));
         }
+        self.end_calls(&end);
         self.end_parked();
     }
 
@@ -137,14 +140,17 @@ impl Replica {
             Request::Command { session, seq, command } => self.command(stream, session, seq, command),
             Request::KeepAlive { session, id } => self.keep_alive(stream, session, id),
             Request::Attach { session, secret, attach } => self.attach(stream, session, &secret, attach),
-            Request::Open(open) => self.open(stream, &open),
+            Request::Open(open) => {
+                let Some(opener) = self.streams.get(&stream) else { return };
+                self.open(Requester::Stream(stream), &opener.identity.clone(), &open);
+            }
             Request::Denied { request, refused } => match *request {
                 Request::Command { session, seq, .. } if !self.is_repetition(session, seq) => {
-                    self.refuse(stream, session, seq, refused);
+                    self.refuse(Requester::Stream(stream), session, seq, refused);
                 }
                 Request::Open(open) if !self.is_opened(&hash(&open.secret)) => {
                     let refused = v1::Refused { secret_prefix: open.secret.prefix(), ..refused };
-                    self.refuse(stream, SessionId(0), Seq(0), refused);
+                    self.refuse(Requester::Stream(stream), SessionId(0), Seq(0), refused);
                 }
                 repeated => self.request(stream, repeated),
             },
@@ -152,26 +158,38 @@ impl Replica {
     }
 
     fn command(&mut self, stream: StreamId, session: SessionId, seq: Seq, command: Command) {
-        let Some(lease) = self.book.lease_mut(session) else {
-            return self.rounds.ask(PendingRead::Unknown { stream, session, seq });
+        let from = Requester::Stream(stream);
+        let Some(lease) = self.book.lease(session) else {
+            return self.rounds.ask(PendingRead::Unknown { from, session, seq });
         };
-        if lease.stream != Some(stream) {
+        if lease.attached != Attached::Stream(stream) {
             return self.not_attached(stream, session, seq);
         }
-        if let Command::CloseSession { .. } = command {
-            lease.ending = true;
+        if let Some(sender) = self.streams.get(&stream) {
+            self.queue_command(from, &sender.identity.clone(), session, seq, command);
         }
+    }
+
+    /// Queues a command of a client that may send one, within its quota.
+    pub(super) fn queue_command(
+        &mut self,
+        from: Requester,
+        identity: &Arc<str>,
+        session: SessionId,
+        seq: Seq,
+        command: Command,
+    ) {
         let is_repetition = self.is_repetition(session, seq);
-        let Some(from) = self.streams.get(&stream) else { return };
-        let reserved = match self.reserve(&from.identity.clone(), &command, is_repetition) {
+        let reserved = match self.reserve(identity, &command, is_repetition) {
             Ok(reserved) => reserved,
-            Err(text) => return self.refuse_over_quota(stream, session, seq, text, 0),
+            Err(text) => return self.refuse_over_quota(from, session, seq, text, 0),
         };
         if let Some(lease) = self.book.lease_mut(session) {
             lease.queued_through = lease.queued_through.max(seq);
+            lease.ending |= matches!(command, Command::CloseSession { .. });
         }
         let command = self.mutated(command);
-        let proposal = Proposal { command, origin: Origin::Session { stream, session, seq }, reserved };
+        let proposal = Proposal { command, origin: Origin::Session { from, session, seq }, reserved };
         if self.is(Mutant::WrongQueueOrder) {
             return self.queue.push_front(proposal);
         }
@@ -207,124 +225,137 @@ impl Replica {
     }
 
     fn keep_alive(&mut self, stream: StreamId, session: SessionId, id: u64) {
-        let (now, late) = (self.clock.now(), self.is(Mutant::KeepAliveAfterEnd));
-        let Some(lease) = self.book.lease_mut(session) else {
-            return self.rounds.ask(PendingRead::Unknown { stream, session, seq: Seq(0) });
+        let from = Requester::Stream(stream);
+        let Some(lease) = self.book.lease(session) else {
+            return self.rounds.ask(PendingRead::Unknown { from, session, seq: Seq(0) });
         };
-        if lease.stream != Some(stream) {
+        if lease.attached != Attached::Stream(stream) {
             return self.not_attached(stream, session, Seq(0));
         }
-        if !lease.ending || late {
-            // A call attaches the session and keeps it alive at once: that is one.
-            if lease.deadline < now + lease.ttl {
-                self.activity.kept_alive(lease.deadline.saturating_sub(now), lease.ttl);
-            }
-            lease.deadline = lease.deadline.max(now + lease.ttl);
-            self.rounds.ask(PendingRead::KeepAlive { stream, session, id });
+        if self.renew(session) {
+            self.rounds.ask(PendingRead::KeepAlive { from, session, id });
         }
+    }
+
+    /// Renews the lease for a sign of life, unless the session's end is proposed.
+    pub(super) fn renew(&mut self, session: SessionId) -> bool {
+        let (now, late) = (self.clock.now(), self.is(Mutant::KeepAliveAfterEnd));
+        let Some(lease) = self.book.lease_mut(session).filter(|lease| !lease.ending || late) else {
+            return false;
+        };
+        self.activity.kept_alive(lease.deadline.saturating_sub(now), lease.ttl);
+        lease.deadline = lease.deadline.max(now + lease.ttl);
+        true
     }
 
     fn not_attached(&mut self, stream: StreamId, session: SessionId, seq: Seq) {
         let text =
             format!("session {session} is not attached to this stream; attach it first, with its secret");
-        self.refuse(stream, session, seq, invalid(text));
+        self.refuse(Requester::Stream(stream), session, seq, invalid(text));
     }
 
     fn refuse_over_quota(
         &mut self,
-        stream: StreamId,
+        from: Requester,
         session: SessionId,
         seq: Seq,
         text: String,
         secret_prefix: u64,
     ) {
-        self.outputs.push(Output::OverQuota(stream, text.clone()));
+        self.outputs.push(Output::OverQuota(from, text.clone()));
         let refused = v1::Refused { code: v1::RefusedCode::Limit.into(), text, secret_prefix };
-        self.refuse(stream, session, seq, refused);
+        self.refuse(from, session, seq, refused);
     }
 
-    fn refuse(&mut self, stream: StreamId, session: SessionId, seq: Seq, refused: v1::Refused) {
-        self.tell(
-            stream,
-            v1::ServerItem { session: session.0, seq: seq.0, what: Some(What::Refused(refused)) },
-        );
+    fn refuse(&mut self, to: Requester, session: SessionId, seq: Seq, refused: v1::Refused) {
+        self.tell(to, v1::ServerItem { session: session.0, seq: seq.0, what: Some(What::Refused(refused)) });
     }
 
-    fn open(&mut self, stream: StreamId, open: &Open) {
-        let Some(from) = self.streams.get(&stream) else { return };
-        let identity = from.identity.clone();
-        let new = open.session(hash(&open.secret), &identity);
+    pub(super) fn open(&mut self, from: Requester, identity: &Arc<str>, open: &Open) {
+        let new = open.session(hash(&open.secret), identity);
         let secret_prefix = open.secret.prefix();
-        let reserved = match self.reserve_session(&identity, &new) {
+        let reserved = match self.reserve_session(identity, &new) {
             Ok(reserved) => reserved,
-            Err(text) => return self.refuse_over_quota(stream, SessionId(0), Seq(0), text, secret_prefix),
+            Err(text) => return self.refuse_over_quota(from, SessionId(0), Seq(0), text, secret_prefix),
         };
-        let origin = Origin::Open { stream, attach: open.attach, secret_prefix, received: self.clock.now() };
+        let origin = Origin::Open { from, attach: open.attach, secret_prefix, received: self.clock.now() };
         self.quotas.session_queued(new.secret_hash);
         self.queue.push_back(Proposal { command: Command::OpenSession(new), origin, reserved });
     }
 
     fn attach(&mut self, stream: StreamId, session: SessionId, secret: &Secret, attach: u64) {
+        let Some(open) = self.streams.get(&stream) else { return };
+        let admitted = self.admits(Requester::Stream(stream), &open.identity.clone(), session, secret);
+        if admitted && self.claim(stream, session, attach) && self.renew(session) {
+            self.rounds.ask(PendingRead::Attach { stream, session, attach });
+        }
+    }
+
+    /// Whether this client may use the session: it has its secret and the right identity. Refuses the request
+    /// if not.
+    pub(super) fn admits(
+        &mut self,
+        from: Requester,
+        identity: &str,
+        session: SessionId,
+        secret: &Secret,
+    ) -> bool {
+        let unchecked = self.is(Mutant::SecretUnchecked);
         let Some(known) = self.table.secret_hash(session) else {
-            return self.rounds.ask(PendingRead::Unknown { stream, session, seq: Seq(0) });
+            self.rounds.ask(PendingRead::Unknown { from, session, seq: Seq(0) });
+            return false;
         };
-        if *known != hash(secret) {
-            let text = format!("the secret is not the one that session {session} was opened with");
-            return self.refuse(stream, session, Seq(0), invalid(text));
-        }
-        let Some(from) = self.streams.get(&stream) else { return };
-        if !self.table.admits(session, &from.identity) {
-            let refused = answer::refused(&Rejection::OtherIdentity { session });
-            return self.refuse(stream, session, Seq(0), refused);
-        }
-        if self.claim(stream, session, attach) {
-            let now = self.clock.now();
-            if let Some(lease) = self.book.lease_mut(session).filter(|lease| !lease.ending) {
-                self.activity.kept_alive(lease.deadline.saturating_sub(now), lease.ttl);
-                lease.deadline = lease.deadline.max(now + lease.ttl);
-                self.rounds.ask(PendingRead::Attach { stream, session, attach });
-            }
-        }
+        let refused = if *known != hash(secret) && !unchecked {
+            invalid(format!("the secret is not the one that session {session} was opened with"))
+        } else if !self.table.admits(session, identity) {
+            answer::refused(&Rejection::OtherIdentity { session })
+        } else {
+            return true;
+        };
+        self.refuse(from, session, Seq(0), refused);
+        false
     }
 
     /// Attaches the session to this stream and returns true; from here on, requests from the session's older
     /// streams are refused. Returns false if the stream has ended, or if an attach with this number or a
-    /// higher one was received before (a repetition on the same stream is accepted).
+    /// higher one was received before (a repetition on the same stream is accepted, unless calls have taken
+    /// the session over meanwhile).
     pub(super) fn claim(&mut self, stream: StreamId, session: SessionId, attach: u64) -> bool {
         let any = self.is(Mutant::OlderAttachAccepted);
         let Some(open) = self.streams.get_mut(&stream) else { return false };
         let Some(lease) = self.book.lease_mut(session) else { return false };
-        let repeated = attach == lease.attach && lease.stream == Some(stream);
+        let repeated = attach == lease.attach && lease.attached == Attached::Stream(stream);
         if attach <= lease.attach && !repeated && !any {
             return false;
         }
         lease.attach = attach;
-        let before = lease.stream.replace(stream);
         open.sessions.insert(session);
-        if let Some(before) = before.filter(|&before| before != stream)
-            && let Some(before) = self.streams.get_mut(&before)
-        {
-            before.sessions.remove(&session);
-        }
+        self.attach_to(session, Attached::Stream(stream));
         true
     }
 
-    /// Acknowledges a keep-alive or attach, unless the session has moved to another stream or is ending.
-    /// Answers `SessionGone` if the session has ended.
+    /// Acknowledges a keep-alive or attach, unless the session is ending, or is not attached to the stream
+    /// any more. Answers `SessionGone` if the session has ended.
     pub(super) fn acknowledge(
         &mut self,
-        stream: StreamId,
+        from: Requester,
         session: SessionId,
         what: impl FnOnce(Vec<u64>) -> What,
     ) {
         let late = self.is(Mutant::KeepAliveAfterEnd);
         let Some(lease) = self.book.lease(session) else {
             let what = Some(What::SessionGone(v1::SessionGone {}));
-            return self.tell(stream, v1::ServerItem { session: session.0, seq: 0, what });
+            return self.tell(from, v1::ServerItem { session: session.0, seq: 0, what });
         };
-        if lease.stream == Some(stream) && (!lease.ending || late) {
+        let may = match from {
+            Requester::Stream(stream) => {
+                lease.attached == Attached::Stream(stream) && (!lease.ending || late)
+            }
+            Requester::Call(_) => true,
+        };
+        if may {
             let revoked = lease.revoked.iter().map(|seq| seq.0).collect();
-            self.tell(stream, v1::ServerItem { session: session.0, seq: 0, what: Some(what(revoked)) });
+            self.tell(from, v1::ServerItem { session: session.0, seq: 0, what: Some(what(revoked)) });
         }
     }
 
@@ -333,14 +364,13 @@ impl Replica {
     /// stays small, even if thousands of requests have ended.
     pub(super) fn tell_unconfirmed_ends(&mut self, stream: StreamId, session: SessionId, after: Seq) {
         let part = if self.is(Mutant::EndsToldAtOnce) { usize::MAX } else { self.config.ends_per_part };
-        let Some(lease) = self.book.lease_mut(session).filter(|lease| lease.stream == Some(stream)) else {
-            return;
-        };
+        let attached = Attached::Stream(stream);
+        let Some(lease) = self.book.lease_mut(session).filter(|it| it.attached == attached) else { return };
         let ends: Vec<_> = self.table.unconfirmed_ends(session, after).take(part).collect();
         lease.ends_sent_to = ends.last().filter(|_| ends.len() == part).map(|&(seq, _)| seq);
         for (seq, end) in ends {
             let what = Some(What::Ended(answer::finished(end)));
-            self.tell(stream, v1::ServerItem { session: session.0, seq: seq.0, what });
+            self.tell(Requester::Stream(stream), v1::ServerItem { session: session.0, seq: seq.0, what });
         }
     }
 

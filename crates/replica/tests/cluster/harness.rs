@@ -6,8 +6,8 @@ use std::time::Duration;
 use lockkeeper_core::{Restorer, Table, Usage};
 use lockkeeper_replica::mutant::Mutant;
 use lockkeeper_replica::{
-    Answer, AskId, Config, Difference, Event, LostEntries, Members, Output, Question, Received, Recovered,
-    Replica, SnapshotStep, StreamId, TAIL_BYTES, TICK,
+    Answer, AskId, CallId, CallRequest, Config, Difference, Event, LostEntries, Members, Output, Question,
+    Received, Recovered, Replica, SessionCall, SnapshotStep, StreamId, TAIL_BYTES, TICK,
 };
 use lockkeeper_wire::peer::{PeerKind, PeerMessage, SnapshotOffer};
 use lockkeeper_wire::request::{Open, Request, Secret};
@@ -58,6 +58,8 @@ pub(crate) struct Node {
     heard: BTreeMap<StreamId, Vec<v1::ServerItem>>,
     pub(crate) ended: BTreeMap<StreamId, v1::StreamEnd>,
     answers: BTreeMap<AskId, Answer>,
+    called: BTreeMap<CallId, Vec<v1::SessionCallResponse>>,
+    pub(crate) ended_calls: BTreeMap<CallId, v1::StreamEnd>,
 }
 
 impl World {
@@ -109,6 +111,8 @@ impl World {
             heard: BTreeMap::new(),
             ended: BTreeMap::new(),
             answers: BTreeMap::new(),
+            called: BTreeMap::new(),
+            ended_calls: BTreeMap::new(),
         };
         node.start(self.now);
         self.nodes.insert(id, node);
@@ -325,6 +329,20 @@ impl World {
     }
 
     /// The items that a stream received since the last call, without node lists.
+    /// Makes a call at this node.
+    pub(crate) fn called(&mut self, id: u64, request: CallRequest) -> CallId {
+        self.asks += 1;
+        let call = CallId(self.asks);
+        let called = SessionCall { identity: "".into(), quota: Usage::UNLIMITED, request };
+        self.turn(id, vec![Event::Called(call, Box::new(called))]);
+        call
+    }
+
+    /// The answers to a call since the last look.
+    pub(crate) fn responses(&mut self, id: u64, call: CallId) -> Vec<v1::SessionCallResponse> {
+        self.nodes.get_mut(&id).unwrap().called.remove(&call).unwrap_or_default()
+    }
+
     pub(crate) fn heard(&mut self, id: u64, stream: StreamId) -> Vec<v1::ServerItem> {
         let mut heard = self.nodes.get_mut(&id).unwrap().heard.remove(&stream).unwrap_or_default();
         heard.retain(|item| !matches!(item.what, Some(What::Nodes(_))));
@@ -448,6 +466,8 @@ impl Node {
                 Output::Peer(to, messages) => sent.push((to, messages)),
                 Output::Items(stream, items) => self.heard.entry(stream).or_default().extend(items),
                 Output::EndStream(stream, end) => drop(self.ended.insert(stream, end)),
+                Output::Called(call, response) => self.called.entry(call).or_default().push(response),
+                Output::CallEnded(call, end) => drop(self.ended_calls.insert(call, end)),
                 Output::Answer(ask, answer) => drop(self.answers.insert(ask, answer)),
                 Output::Drain(number) => events.push(Event::Drained(number)),
                 Output::Snapshot(step) => {

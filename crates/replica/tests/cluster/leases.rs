@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use lockkeeper_replica::{Event, TICK};
 use lockkeeper_wire::peer::PeerKind;
+use lockkeeper_wire::v1::StreamEndReason;
 use lockkeeper_wire::v1::server_item::What;
 
 use crate::harness::World;
-use crate::items::{acquire, attach, bodies, granted, keep_alive};
+use crate::items::{acquire, attach, bodies, by_call, granted, keep_alive};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -174,4 +175,90 @@ fn rounds_for_keep_alives_alone_are_rate_limited() {
     world.pass(SECOND);
     let heard = bodies(world.heard(leader, stream));
     assert_eq!(heard.iter().filter(|(_, what)| matches!(what, What::KeptAlive(_))).count(), 10);
+}
+
+#[test]
+fn keep_alive_by_a_call_is_answered_once_a_majority_confirms_the_leader() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let stream = world.stream(leader, 1);
+    let session = world.open(leader, stream, 1, 30_000, 0);
+    let call = world.called(leader, by_call(keep_alive(session, 1), 1));
+    assert!(world.responses(leader, call).is_empty());
+    world.deliver();
+    let kept = world.responses(leader, call).remove(0).item.unwrap();
+    assert!(is_acknowledged(vec![kept]));
+
+    // The others elect another leader, to which this one sends its calls: also those that wait for a lock.
+    let (holder, waiter) = (acquire(session, 1, "a", true), acquire(session, 2, "a", true));
+    world.called(leader, by_call(holder, 1));
+    let waits = world.called(leader, by_call(waiter, 1));
+    world.deliver();
+    assert_eq!(world.responses(leader, waits).len(), 1, "it is queued");
+    let second = succeeded(&mut world, leader);
+    let late = world.called(leader, by_call(keep_alive(session, 2), 1));
+    world.pass(SECOND);
+    assert!(world.responses(leader, late).is_empty());
+    world.heal();
+    world.pass(SECOND);
+    let ended = &world.nodes[&leader].ended_calls;
+    assert!(ended.contains_key(&waits) && ended.contains_key(&late), "{ended:?}");
+    let redirected = world.called(leader, by_call(keep_alive(session, 2), 1));
+    let end = &world.nodes[&leader].ended_calls[&redirected];
+    assert_eq!((end.reason(), &*end.leader), (StreamEndReason::NotLeader, &*format!("node{second}:5625")));
+    let call = world.called(second, by_call(keep_alive(session, 2), 1));
+    world.deliver();
+    let kept = world.responses(second, call).remove(0).item.unwrap();
+    assert!(is_acknowledged(vec![kept]));
+}
+
+#[test]
+fn call_waits_for_a_leader_and_for_its_first_entry() {
+    let mut world = World::new(3);
+    let first = world.leader();
+    let stream = world.stream(first, 1);
+    let session = world.open(first, stream, 1, 30_000, 0);
+    world.pass(SECOND);
+    world.crash(first);
+    let others = world.others(first);
+    world.pass(3 * TICK);
+    let calls: Vec<_> =
+        others.iter().map(|&id| (id, world.called(id, by_call(acquire(session, 1, "a", true), 1)))).collect();
+    world.pass(SECOND);
+    let leader = world.leader();
+    for (id, call) in calls {
+        let answer = world.responses(id, call).pop().map(|it| it.item.unwrap());
+        assert_eq!(answer.is_some(), id == leader, "the others redirect it: {answer:?}");
+        assert_eq!(world.nodes[&id].ended_calls.contains_key(&call), id != leader);
+    }
+}
+
+#[test]
+fn call_waits_for_the_end_of_a_session_whose_expiry_is_proposed() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let stream = world.stream(leader, 1);
+    let session = world.open(leader, stream, 1, 1_000, 0);
+    world.deliver();
+    // Once the session is silent for its ttl, its expiry is the next entry.
+    let proposed = |world: &World| world.wires.values().flatten().any(|message| !message.entries.is_empty());
+    let until = world.now + 3 * SECOND;
+    while !proposed(&world) {
+        assert!(world.now < until, "its expiry is to be proposed");
+        for id in 1..=3 {
+            while world.arrive_if(id, |kind| kind != PeerKind::Append) {}
+        }
+        world.now += TICK;
+        (1..=3).for_each(|id| world.turn(id, Vec::new()));
+    }
+    let items = [keep_alive(session, 1), acquire(session, 1, "a", true)];
+    let calls = items.map(|item| world.called(leader, by_call(item, 1)));
+    for call in calls {
+        assert!(world.responses(leader, call).is_empty());
+    }
+    world.pass(SECOND);
+    for call in calls {
+        let what = world.responses(leader, call).pop().and_then(|it| it.item?.what);
+        assert!(matches!(what, Some(What::SessionGone(_))), "{what:?}");
+    }
 }

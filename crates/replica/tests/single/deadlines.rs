@@ -142,17 +142,6 @@ fn close_by_the_service_starts_no_linger() {
 }
 
 #[test]
-fn close_of_an_idle_stream_leaves_the_deadline_as_it_is() {
-    let (mut node, stream, session) = holding(10_000, 1_000);
-    node.send(stream, vec![keep_alive(session, 1)]);
-    node.pass(seconds(9));
-    node.close(stream, StreamCloseCause::Idle);
-    assert!(!is_free(&mut node, "x"));
-    node.pass(seconds(2));
-    assert!(is_free(&mut node, "x"));
-}
-
-#[test]
 fn linger_never_undercuts_a_new_leaders_deadline() {
     let (node, _, session) = holding(10_000, 1_000);
     let mut node = node.restart();

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use lockkeeper_core::{Restorer, Table, Usage};
 use lockkeeper_replica::{
-    Answer, AskId, Config, Event, Members, Output, Question, Recovered, Replica, SnapshotStep,
-    StreamCloseCause, StreamId, TURN_VISITS_MAX,
+    Answer, AskId, CallId, CallRequest, Config, Event, Members, Output, Question, Recovered, Replica,
+    Requester, SessionCall, SnapshotStep, StreamCloseCause, StreamId, TURN_VISITS_MAX,
 };
 use lockkeeper_wire::request::{Open, Request, Secret};
 use lockkeeper_wire::store::{self, Founding, Member};
@@ -33,6 +33,9 @@ pub(crate) struct Node {
     pub(crate) held_drains: Vec<u64>,
     heard: BTreeMap<StreamId, Vec<v1::ServerItem>>,
     pub(crate) ended: BTreeMap<StreamId, v1::StreamEnd>,
+    called: BTreeMap<CallId, Vec<v1::SessionCallResponse>>,
+    pub(crate) ended_calls: BTreeMap<CallId, v1::StreamEnd>,
+    calls: u64,
     answers: BTreeMap<AskId, Answer>,
     asks: u64,
     /// Number of turns since the start; the next field: the most table entries visited in one turn.
@@ -41,7 +44,7 @@ pub(crate) struct Node {
     /// The quota of the streams that are opened.
     pub(crate) quota: Usage,
     /// The refusals at a quota.
-    pub(crate) over_quota: Vec<(StreamId, String)>,
+    pub(crate) over_quota: Vec<(Requester, String)>,
 }
 
 impl Node {
@@ -114,6 +117,9 @@ impl Node {
             held_drains: Vec::new(),
             heard: BTreeMap::new(),
             ended: BTreeMap::new(),
+            called: BTreeMap::new(),
+            ended_calls: BTreeMap::new(),
+            calls: 0,
             answers: BTreeMap::new(),
             asks: 0,
             turns: 0,
@@ -156,6 +162,8 @@ impl Node {
             match output {
                 Output::Items(stream, items) => self.heard.entry(stream).or_default().extend(items),
                 Output::EndStream(stream, end) => drop(self.ended.insert(stream, end)),
+                Output::Called(call, response) => self.called.entry(call).or_default().push(response),
+                Output::CallEnded(call, end) => drop(self.ended_calls.insert(call, end)),
                 Output::Answer(ask, answer) => drop(self.answers.insert(ask, answer)),
                 Output::Drain(number) if self.drains => drained.push(Event::Drained(number)),
                 Output::Drain(number) => self.held_drains.push(number),
@@ -170,7 +178,7 @@ impl Node {
                     drained.push(Event::SnapshotStepDone);
                 }
                 Output::Compact(index) => self.compacted = index,
-                Output::OverQuota(stream, text) => self.over_quota.push((stream, text)),
+                Output::OverQuota(from, text) => self.over_quota.push((from, text)),
                 Output::Peer(node, messages) => panic!("alone, and something for {node}: {messages:?}"),
                 other @ (Output::SendSnapshot(_)
                 | Output::SnapshotUnused(_)
@@ -255,6 +263,34 @@ impl Node {
     /// The items that a stream received since the last call.
     pub(crate) fn heard(&mut self, stream: StreamId) -> Vec<v1::ServerItem> {
         self.heard.remove(&stream).unwrap_or_default()
+    }
+
+    /// The event of a call by a client of this identity.
+    pub(crate) fn call_of(&mut self, identity: &str, request: CallRequest) -> (CallId, Event) {
+        self.calls += 1;
+        let (call, quota) = (CallId(self.calls), self.quota);
+        let called = SessionCall { identity: identity.into(), quota, request };
+        (call, Event::Called(call, Box::new(called)))
+    }
+
+    /// Makes a call; its answer may come later.
+    pub(crate) fn called(&mut self, request: CallRequest) -> CallId {
+        let (call, event) = self.call_of("", request);
+        self.turn(vec![event]);
+        call
+    }
+
+    /// The answers to a call since the last look.
+    pub(crate) fn responses(&mut self, call: CallId) -> Vec<v1::SessionCallResponse> {
+        self.called.remove(&call).unwrap_or_default()
+    }
+
+    /// Makes a call, and returns its only answer.
+    pub(crate) fn call(&mut self, request: CallRequest) -> v1::SessionCallResponse {
+        let call = self.called(request);
+        let mut responses = self.responses(call);
+        assert_eq!(responses.len(), 1, "{responses:?}");
+        responses.remove(0)
     }
 
     /// Opens a session with a secret made of `number`, and attaches it.

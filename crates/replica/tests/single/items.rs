@@ -1,6 +1,8 @@
 //! Short constructors for client items, and accessors for server items.
 
 use lockkeeper_core::Token;
+use lockkeeper_replica::CallRequest;
+use lockkeeper_wire::request::{Request, Secret};
 use lockkeeper_wire::v1;
 use lockkeeper_wire::v1::server_item::What;
 
@@ -40,4 +42,9 @@ pub(crate) fn granted(items: &[v1::ServerItem]) -> Option<Token> {
         [v1::ServerItem { what: Some(What::Granted(granted)), .. }] => Token::new(granted.token),
         _ => None,
     }
+}
+
+/// The item as a call, with the secret made of `number`.
+pub(crate) fn by_call(item: v1::ClientItem, number: u8) -> CallRequest {
+    CallRequest::new(Request::try_from(item).unwrap(), Secret([number; 16])).unwrap()
 }

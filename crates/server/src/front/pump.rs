@@ -11,6 +11,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::Front;
 use super::calls::Ask;
+use super::sessions::call_ended;
 use super::transport::Acceptor;
 use crate::inbox::{Outbox, ReplicaStatus};
 
@@ -66,25 +67,25 @@ impl Pump {
             return;
         }
         let Front { replica, callers, sessions, calls, .. } = &*self.front;
-        let (registry, mut asks) = (sessions.registry(), calls.asks());
-        let (mut drain, mut unused) = (None, Vec::new());
+        let (mut registry, mut asks) = (sessions.registry(), calls.asks());
+        let mut drain = None;
         for output in self.outputs.drain(..) {
             match output {
                 Output::Items(stream, items) => {
                     if let Some(stream) = registry.streams.get(&stream) {
-                        stream.deliver(sessions, items);
-                        unused.extend(stream.unused());
+                        stream.deliver(items);
                     }
                 }
                 Output::EndStream(stream, end) => {
                     if let Some(stream) = registry.streams.get(&stream) {
                         stream.end(end);
-                        unused.extend(stream.unused());
                     }
                 }
-                Output::OverQuota(stream, text) => {
-                    if let Some(stream) = registry.streams.get(&stream) {
-                        callers.over_quota("table", &stream.caller(), &text);
+                Output::Called(call, response) => registry.deliver_call(call, response),
+                Output::CallEnded(call, end) => registry.end_call(call, Err(call_ended(&end))),
+                Output::OverQuota(from, text) => {
+                    if let Some(caller) = registry.caller(from) {
+                        callers.over_quota("table", caller, &text);
                     }
                 }
                 Output::Answer(ask, answer) => match (asks.get(&ask), answer) {
@@ -114,7 +115,6 @@ impl Pump {
             }
         }
         drop((registry, asks));
-        unused.iter().for_each(|stream| sessions.close_unused(stream));
         if let Some(number) = drain {
             self.begin_barrier(number);
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::{BufMut, Bytes, BytesMut};
 use h2::client::SendRequest;
 use h2::{Reason, SendStream};
-use lockkeeper_replica::{Answer, AskId, Event, Output, StreamCloseCause, StreamId};
+use lockkeeper_replica::{Answer, AskId, CallRequest, Event, Output, StreamCloseCause, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1;
 use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;

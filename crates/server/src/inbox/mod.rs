@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::thread::Thread;
 
-use lockkeeper_replica::{Event, Output, Question};
+use lockkeeper_replica::{CallRequest, Event, Output, Question};
 use lockkeeper_wire::request::Request;
 use parking_lot::Mutex;
 
@@ -32,6 +32,11 @@ const LIST_WEIGHT: usize = 128;
 fn weight(event: &Event) -> usize {
     match event {
         Event::Frame(_, requests) => requests.iter().map(request_weight).sum::<usize>().max(1),
+        Event::Called(_, called) => match &called.request {
+            CallRequest::Open(open) => 1 + open.label.len() / 64,
+            CallRequest::KeepAlive { .. } => 1,
+            CallRequest::Command { command, .. } => 1 + command.content_bytes() / 64,
+        },
         Event::Asked(
             _,
             Question::List { .. }

@@ -285,6 +285,8 @@ impl SimClient {
                     let item = lockkeeper_wire::v1::ServerItem { session: 0, seq: 0, what };
                     self.carrier.received(now, carried, vec![item], &mut outcomes);
                 }
+                // This client makes no calls.
+                Down::Called(_) => {}
                 Down::Closed => {
                     self.stream = None;
                     self.counts();

@@ -22,7 +22,7 @@ use std::time::Duration;
 use lockkeeper_core::limits;
 use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
 use lockkeeper_replica::storage::{Log, Sealed};
-use lockkeeper_replica::{AskId, Event, Question, Replica, StreamCloseCause, StreamId, Write};
+use lockkeeper_replica::{AskId, CallId, Event, Question, Replica, StreamCloseCause, StreamId, Write};
 use lockkeeper_wire::store::Record;
 
 use crate::bulk::BulkId;
@@ -232,7 +232,12 @@ impl SimNode {
     pub(crate) fn hang_up(&mut self, core: &mut Core, stream: StreamId) {
         let Some(process) = &mut self.process else { return };
         process.sockets.remove(&stream);
-        process.inbox.push_back(Event::StreamClosed { stream, cause: StreamCloseCause::Service });
+        let is_call = core.net.lines.get(&stream).is_some_and(|line| line.is_call);
+        process.inbox.push_back(if is_call {
+            Event::CallDropped(CallId(stream.0))
+        } else {
+            Event::StreamClosed { stream, cause: StreamCloseCause::Service }
+        });
         core.oracle.ended(self.id, stream);
         core.send_down(stream, Down::Closed);
         self.turn_soon(core, core.now);

@@ -1,8 +1,9 @@
 //! A node's input: client sockets, which are read one by one, and peer sockets, which the event loop reads.
 
 use lockkeeper_core::Usage;
-use lockkeeper_replica::{Event, Received, StreamCloseCause, StreamId};
-use lockkeeper_wire::request::Request;
+use lockkeeper_replica::{CallId, CallRequest, Event, Received, SessionCall, StreamCloseCause, StreamId};
+use lockkeeper_wire::request::{Request, Secret};
+use lockkeeper_wire::v1;
 
 use super::addresses::client_address;
 use super::{Barrier, NodeProcess, SimNode};
@@ -16,7 +17,7 @@ impl SimNode {
     /// To be called when a packet arrives in a client socket.
     pub(crate) fn arrives(&mut self, core: &mut Core, stream: StreamId, packet: Up) {
         let Some(line) = core.net.lines.get_mut(&stream) else { return };
-        let opens = matches!(packet, Up::Open);
+        let opens = matches!(packet, Up::Open | Up::Call(_));
         let Some(process) = self.process.as_mut() else {
             // Connection refused; the client retries.
             return core.send_down(stream, Down::Closed);
@@ -44,10 +45,19 @@ impl SimNode {
             return core.at(at, Happening::NodeReads { node: self.id, run, stream });
         }
         process.reading.remove(&stream);
+        let is_call = core.net.lines.get(&stream).is_some_and(|line| line.is_call);
         for packet in process.sockets.remove(&stream).unwrap_or_default() {
             let event = match packet {
                 Up::Open => Event::StreamOpened { stream, identity: Box::default(), quota: Usage::UNLIMITED },
+                Up::Closed if is_call => Event::CallDropped(CallId(stream.0)),
                 Up::Closed => Event::StreamClosed { stream, cause: StreamCloseCause::Client },
+                Up::Call(call) => match call_request(call) {
+                    Some(request) => {
+                        let called = SessionCall { identity: "".into(), quota: Usage::UNLIMITED, request };
+                        Event::Called(CallId(stream.0), Box::new(called))
+                    }
+                    None => return core.broken("P7", "the client's call is none"),
+                },
                 Up::Frame(items) => {
                     let requests = items.into_iter().map(Request::try_from).collect();
                     match requests {
@@ -128,6 +138,12 @@ impl SimNode {
         core.dial(self.id, self.run, peer, pause);
         self.turn_soon(core, core.now);
     }
+}
+
+/// The request of a call, as the front of a node makes it.
+fn call_request(call: v1::SessionCallRequest) -> Option<CallRequest> {
+    let request = Request::try_from(call.item?).ok()?;
+    CallRequest::new(request, Secret::from_wire(&call.secret).ok()?)
 }
 
 impl NodeProcess {

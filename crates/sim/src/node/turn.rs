@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use lockkeeper_replica::{Event, Output, Write};
+use lockkeeper_replica::{Event, Output, StreamId, Write};
 use lockkeeper_wire::peer::{Hello, Lane, PeerFrame, PeerKind};
 use lockkeeper_wire::request::Request;
 use prost::Message;
@@ -235,6 +235,14 @@ impl SimNode {
                     core.send_down(stream, Down::End(end));
                     core.send_down(stream, Down::Closed);
                 }
+                Output::Called(call, response) => {
+                    core.oracle.called(core.now, self.id, call, &response);
+                    core.send_down(StreamId(call.0), Down::Called(response));
+                }
+                Output::CallEnded(call, end) => {
+                    core.oracle.ended(self.id, StreamId(call.0));
+                    core.send_down(StreamId(call.0), Down::End(end));
+                }
                 Output::Answer(ask, answer) => {
                     core.note(format_args!("operator hears from node {} {ask:?} {answer:?}", self.id));
                     core.oracle.answered(core.now, self.id, ask, &answer);
@@ -274,8 +282,8 @@ impl SimNode {
                     }
                 }
                 Output::Members(it) => members = Some(it),
-                Output::OverQuota(stream, text) => {
-                    core.note(format_args!("node {} refuses a request of {stream:?}: {text}", self.id));
+                Output::OverQuota(from, text) => {
+                    core.note(format_args!("node {} refuses a request of {from:?}: {text}", self.id));
                 }
                 Output::Differs(it) | Output::Wrong(it) => {
                     let what =
@@ -320,10 +328,15 @@ fn observe(core: &mut Core, node: Id, process: &mut NodeProcess) {
     process.visits_before += process.replica.table().visits() - before;
 }
 
-/// Whether the event contains a keep-alive or an attach.
+/// Whether the event contains a keep-alive or an attach. A call is both.
 fn is_sign(event: &Event) -> bool {
-    let Event::Frame(_, requests) = event else { return false };
-    requests.iter().any(|it| matches!(it, Request::KeepAlive { .. } | Request::Attach { .. }))
+    match event {
+        Event::Frame(_, requests) => {
+            requests.iter().any(|it| matches!(it, Request::KeepAlive { .. } | Request::Attach { .. }))
+        }
+        Event::Called(..) => true,
+        _ => false,
+    }
 }
 
 /// A short form of a frame for the trace.

@@ -5,8 +5,10 @@
 //! produces, command by command (P1, P2, P4, P7, P8). `members.rs`: membership (P1, P10). `silence.rs`: which
 //! sessions a node may expire (P9). `order.rs`: the order of acquires (P8). `rounds.rs` and `reads.rs`:
 //! whether a node still led when it answered, and whether the answer is right (P2, P6). `reply_checker.rs`:
-//! replies to clients (P2, P7, P10). The guards are checked in `world/mod.rs` (P4, P5).
+//! replies to clients (P2, P7, P10). `answers.rs`: all checks of an answer (P5 for calls). The guards are
+//! checked in `world/mod.rs` (P4, P5).
 
+mod answers;
 mod log;
 mod members;
 mod order;
@@ -20,14 +22,15 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lockkeeper_core::{Command, SessionId, Table, limits};
-use lockkeeper_replica::{Answer, AskId, Event, ITEMS_PER_PIECE, Members, Question, Replica, StreamId};
-use lockkeeper_wire::{store, v1};
+use lockkeeper_replica::{Event, ITEMS_PER_PIECE, Members, Replica, StreamId};
+use lockkeeper_wire::store;
 
 use crate::clock::Nanos;
 use crate::core::{Core, Id};
 use crate::crowd::Budgets;
 use crate::net::Up;
 use crate::scenario::{Fault, Scenario};
+use answers::CallLeases;
 use log::{AgreedLog, Copy};
 use members::Taking;
 use order::ProposalOrder;
@@ -73,6 +76,7 @@ pub(crate) struct Oracle {
     rounds: QuorumReadChecker,
     reads: Reads,
     told: ReplyChecker,
+    call_leases: CallLeases,
     pub(crate) seen: Coverage,
 }
 
@@ -166,6 +170,7 @@ impl Oracle {
             rounds: QuorumReadChecker::default(),
             reads: Reads::default(),
             told: ReplyChecker::default(),
+            call_leases: CallLeases::default(),
             seen: Coverage::default(),
         }
     }
@@ -333,53 +338,6 @@ impl Oracle {
         }
     }
 
-    /// Checks items that a node sends to a client.
-    pub(crate) fn told(&mut self, now: Nanos, node: Id, stream: StreamId, items: &[v1::ServerItem]) {
-        let nodes = &self.nodes;
-        let has = |index: u64| {
-            let Some(term) = self.log.agreed(index) else { return false };
-            self.members.is_minority(|node| {
-                let of = nodes.get(index_of(node));
-                of.is_some_and(|of| !of.is_wiped && !of.copy.is_durable(index, term))
-            })
-        };
-        let mut verdict = reply_checker::ends_of_attach(items, self.budgets.ends_per_part);
-        for item in items {
-            let term = nodes[index_of(node)].silence.leads();
-            verdict = verdict.and_then(|()| self.rounds.told(node, term, stream, item, &self.log));
-            verdict = verdict.and_then(|()| nodes[index_of(node)].silence.may_tell(item));
-            verdict = verdict.and_then(|()| self.told.item(item, &self.history, has));
-            if let Some(v1::server_item::What::Attached(_) | v1::server_item::What::Opened(_)) = item.what {
-                // From here on the session has its full ttl again.
-                self.excused.remove(&item.session);
-            }
-        }
-        for item in items {
-            self.nodes[index_of(node)].silence.told(stream, item);
-        }
-        self.judge(now, verdict);
-    }
-
-    /// To be called when an operator sends a request to a node.
-    pub(crate) fn asked(&mut self, ask: AskId, question: &Question) {
-        self.reads.asked(ask, question, &self.history);
-    }
-
-    /// Checks a node's answer to an operator.
-    pub(crate) fn answered(&mut self, now: Nanos, node: Id, ask: AskId, answer: &Answer) {
-        let term = self.nodes[index_of(node)].silence.leads();
-        let verdict = match answer {
-            // Only these reads are checked. Answers to commands of the log need no leader: any node that
-            // applies the command may send them.
-            Answer::Described(_) | Answer::Listed(_) | Answer::Sessions(_) | Answer::Checked(_) => {
-                self.rounds.read(node, term, ask, &self.log)
-            }
-            _ => Ok(()),
-        };
-        let verdict = verdict.and_then(|()| self.reads.answered(ask, answer, &self.history));
-        self.judge(now, verdict);
-    }
-
     /// The number of terms that had a leader.
     pub(crate) fn elections(&self) -> u64 {
         self.log.elections()
@@ -497,7 +455,9 @@ impl Core {
         for index in before + 1..=oracle.history.applied() {
             let term = oracle.log.agreed(index).unwrap_or_default();
             let commands = oracle.log.commands(index, term);
+            let verdict = oracle.call_leases.applied(self.now, commands);
             self.trace.note(self.now, format_args!("node {node} applied {index} ({term}): {commands:?}"));
+            oracle.judge(self.now, verdict);
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use lockkeeper_core::{Command, Seq, SessionId};
-use lockkeeper_replica::Event;
+use lockkeeper_replica::{CallRequest, Event};
 use lockkeeper_wire::request::Request;
 
 use super::CheckResult;
@@ -22,14 +22,29 @@ pub(crate) struct ProposalOrder {
 impl ProposalOrder {
     /// To be called when an event is passed to the replica.
     pub(crate) fn handed_over(&mut self, event: &Event) {
-        let Event::Frame(_, requests) = event else { return };
-        for request in requests {
-            if let Request::Command { session, seq, command: Command::Acquire(_) } = request {
-                self.handings += 1;
-                let handing = self.handings;
-                self.handed.entry((*session, *seq)).or_insert((handing, handing)).1 = handing;
+        match event {
+            Event::Frame(_, requests) => {
+                for request in requests {
+                    if let Request::Command { session, seq, command: Command::Acquire(_) } = request {
+                        self.handed(*session, *seq);
+                    }
+                }
             }
+            Event::Called(_, called) => {
+                if let CallRequest::Command { session, seq, command: Command::Acquire(_), .. } =
+                    &called.request
+                {
+                    self.handed(*session, *seq);
+                }
+            }
+            _ => {}
         }
+    }
+
+    fn handed(&mut self, session: SessionId, seq: Seq) {
+        self.handings += 1;
+        let handing = self.handings;
+        self.handed.entry((session, seq)).or_insert((handing, handing)).1 = handing;
     }
 
     /// Checks a command that the replica proposes.

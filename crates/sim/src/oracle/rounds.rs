@@ -1,9 +1,9 @@
-//! P6: a node that acknowledges a keep-alive or attach, or answers a read, was still the leader when it
+//! P6: a node that acknowledges a keep-alive, attach or call, or answers a read, was still the leader when it
 //! received the request: no node had been elected in a later term by then.
 
 use std::collections::BTreeMap;
 
-use lockkeeper_replica::{AskId, Event, StreamId};
+use lockkeeper_replica::{AskId, CallId, Event, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, server_item::What};
 
@@ -17,6 +17,7 @@ use crate::core::Id;
 enum Sign {
     KeepAlive(StreamId, u64, u64),
     Attach(StreamId, u64, u64),
+    Call(CallId),
     Ask(AskId),
 }
 
@@ -30,6 +31,7 @@ impl QuorumReadChecker {
     pub(crate) fn handed_over(&mut self, now: Nanos, event: &Event) {
         match event {
             Event::Asked(ask, _) => self.given(now, Sign::Ask(*ask)),
+            Event::Called(call, _) => self.given(now, Sign::Call(*call)),
             Event::Frame(stream, requests) => {
                 for request in requests {
                     match request {
@@ -71,6 +73,17 @@ impl QuorumReadChecker {
     /// Checks a node's answer to a read; `term` is the term in which the node leads, if it does.
     pub(crate) fn read(&mut self, node: Id, term: Option<u64>, ask: AskId, log: &AgreedLog) -> CheckResult {
         self.answered(node, term, Sign::Ask(ask), log)
+    }
+
+    /// Checks a node's first answer to a call that it does not refuse.
+    pub(crate) fn called(
+        &mut self,
+        node: Id,
+        term: Option<u64>,
+        call: CallId,
+        log: &AgreedLog,
+    ) -> CheckResult {
+        self.answered(node, term, Sign::Call(call), log)
     }
 
     fn answered(&mut self, node: Id, term: Option<u64>, sign: Sign, log: &AgreedLog) -> CheckResult {

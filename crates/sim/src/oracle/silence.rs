@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use lockkeeper_core::{Command, SessionId};
-use lockkeeper_replica::{Event, StreamCloseCause, StreamId};
+use lockkeeper_replica::{CallRequest, Event, StreamCloseCause, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, client_item, server_item};
 
@@ -15,6 +15,7 @@ use super::CheckResult;
 use super::table::{History, Timer};
 use crate::clock::Nanos;
 use crate::net::Up;
+use crate::raw_client::WRONG_SECRET;
 
 /// A timer fires at most this long after its deadline on the lease clock. On a slow disk the bound is longer,
 /// since a single write may take three seconds.
@@ -35,6 +36,9 @@ pub(crate) struct Silence {
     /// according to the requests that were passed to its replica (`handed`).
     arrived: BTreeMap<u64, Arrived>,
     handed: BTreeMap<u64, Handed>,
+    /// The sessions of which calls have arrived: the stream and the time of the last one, if that counts.
+    /// With calls, `arrived` does not show which stream may send requests.
+    called: BTreeMap<u64, (StreamId, Option<Nanos>)>,
     /// When the last drain barrier was begun, in true time and on the lease clock.
     barrier: Option<(Nanos, Duration)>,
     /// The sessions whose expiry the node has proposed since it leads, and its other timers that have fired.
@@ -99,6 +103,14 @@ impl Silence {
     }
 
     /// P5: a session whose expiry is proposed may end at any moment, so it must not be acknowledged any more.
+    pub(crate) fn may_answer_call(&self, session: u64) -> CheckResult {
+        if self.ending.contains(&session) {
+            return Err(("P5", format!("a call of s{session} is answered, though its end is proposed")));
+        }
+        Ok(())
+    }
+
+    /// As [`Self::may_answer_call`], for an item on a stream.
     pub(crate) fn may_tell(&self, item: &v1::ServerItem) -> CheckResult {
         let is_sign =
             matches!(item.what, Some(server_item::What::KeptAlive(_) | server_item::What::Attached(_)));
@@ -168,6 +180,9 @@ impl Silence {
         for it in self.arrived.values_mut().filter(|it| it.stream == stream) {
             it.sign = None;
         }
+        for (_, sign) in self.called.values_mut().filter(|(of, _)| *of == stream) {
+            *sign = None;
+        }
         for it in self.handed.values_mut().filter(|it| it.stream == Some(stream)) {
             it.stream = None;
         }
@@ -184,6 +199,11 @@ impl Silence {
         }
         match packet {
             Up::Open => {}
+            Up::Call(call) => {
+                if let Some(item) = call.item.as_ref().filter(|_| call.secret != WRONG_SECRET) {
+                    self.called.insert(item.session, (stream, Some(now)));
+                }
+            }
             Up::Closed => {
                 let of_it = self.arrived.values_mut().filter(|it| it.stream == stream);
                 of_it.for_each(|it| it.is_closed = true);
@@ -230,6 +250,15 @@ impl Silence {
                     it.closed = Some(reading);
                 }
             }
+            Event::Called(_, called) => match &called.request {
+                CallRequest::KeepAlive { session, secret, .. }
+                | CallRequest::Command { session, secret, .. }
+                    if secret.0 != WRONG_SECRET =>
+                {
+                    self.renewed_by_call(session.0);
+                }
+                _ => {}
+            },
             Event::Frame(stream, requests) => {
                 for request in requests {
                     match request {
@@ -247,6 +276,13 @@ impl Silence {
             }
             _ => {}
         }
+    }
+
+    /// To be called when a call is passed to the replica, and when it is answered: both renew the lease.
+    pub(crate) fn renewed_by_call(&mut self, session: u64) {
+        let fresh = Handed { attach: 0, stream: None, sign: self.reading, closed: None };
+        let it = self.handed.entry(session).or_insert(fresh);
+        (it.stream, it.sign, it.closed) = (None, fresh.sign, None);
     }
 
     fn claims(&mut self, session: u64, attach: u64, stream: StreamId) {
@@ -319,9 +355,13 @@ impl Silence {
                 ),
             ));
         };
-        let Some(it) = self.arrived.get(&session.0).filter(|it| !it.is_ambiguous) else { return Ok(()) };
-        let Some(sign) = it.sign else { return Ok(()) };
-        let cut = lingers && it.is_closed;
+        let (sign, cut) = match (self.called.get(&session.0), self.arrived.get(&session.0)) {
+            (Some((_, Some(sign))), _) => (*sign, false),
+            (None, Some(Arrived { is_ambiguous: false, sign: Some(sign), is_closed, .. })) => {
+                (*sign, lingers && *is_closed)
+            }
+            _ => return Ok(()),
+        };
         if sign <= barrier && !cut && now < sign + most(ttl).as_nanos() as Nanos {
             return Err((
                 "P9",

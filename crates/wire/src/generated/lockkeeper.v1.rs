@@ -706,7 +706,7 @@ pub struct Session {
     /// The number of its holds and waiters.
     #[prost(uint64, tag = "6")]
     pub requests: u64,
-    /// True if a stream is attached to it: its client's, or one that the service keeps for its calls.
+    /// True if its client's stream is open, or if its client makes calls instead.
     #[prost(bool, tag = "7")]
     pub attached: bool,
     /// The rest of its ttl on the leader's lease clock; never below 0.

@@ -27,6 +27,12 @@ fn opened(stream: StreamId) -> Event {
     Event::StreamOpened { stream, identity: Box::default(), quota: Usage::UNLIMITED }
 }
 
+fn called(call: u64) -> Event {
+    let request = CallRequest::KeepAlive { session: SessionId(1), secret: Secret([7; 16]), id: 1 };
+    let called = SessionCall { identity: "".into(), quota: Usage::UNLIMITED, request };
+    Event::Called(CallId(call), Box::new(called))
+}
+
 fn asked(ask: u64) -> Event {
     Event::Asked(AskId(ask), Question::Sessions { max: 1, after: 0 })
 }
@@ -39,13 +45,13 @@ fn taken(parked: &mut Parked) -> Vec<Who> {
 #[test]
 fn events_of_waiting_clients_are_returned_in_order() {
     let mut parked = Parked::default();
-    for event in [opened(ONE), opened(TWO), asked(3), frame(TWO, 1), frame(ONE, 1), asked(4)] {
+    for event in [opened(ONE), opened(TWO), asked(3), frame(TWO, 1), called(5), frame(ONE, 1), asked(4)] {
         assert_eq!(parked.push(at(0), event), None);
     }
     parked.leaves(Who::Stream(ONE));
     parked.leaves(Who::Ask(AskId(3)));
-    let (two, four) = (Who::Stream(TWO), Who::Ask(AskId(4)));
-    assert_eq!(taken(&mut parked), [two, two, four]);
+    let (two, four, five) = (Who::Stream(TWO), Who::Ask(AskId(4)), Who::Call(CallId(5)));
+    assert_eq!(taken(&mut parked), [two, two, five, four]);
     assert_eq!((taken(&mut parked).len(), parked.bytes), (0, 0));
 }
 

@@ -505,7 +505,7 @@ pub(super) struct JsonSession {
     linger_ms: u64,
     /// The number of its holds and waiting requests.
     requests: u64,
-    /// A stream is attached to it: its client's, or one that the service keeps for its calls.
+    /// Its client's stream is open, or its client makes calls instead.
     attached: bool,
     /// The rest of its ttl, as the leader counts it.
     left_ms: u64,

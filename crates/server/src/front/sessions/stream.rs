@@ -94,7 +94,7 @@ impl SessionStream {
 
     /// Buffers answers for the client. The number of unsent answers ends the stream only above
     /// [`ITEMS_HARD_MAX`]: a client with many requests may get many answers at once.
-    pub(super) fn deliver(self: &Arc<Self>, items: Vec<v1::ServerItem>) {
+    pub(in crate::front) fn deliver(self: &Arc<Self>, items: Vec<v1::ServerItem>) {
         let mut state = self.lock();
         if state.is_over {
             return;

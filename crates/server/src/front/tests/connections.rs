@@ -159,6 +159,31 @@ async fn connections_of_a_revoked_caller_close_at_the_reload() {
 }
 
 #[tokio::test]
+async fn call_of_a_revoked_caller_ends_at_the_reload_with_the_reason() {
+    let mut callers = Callers::start().await;
+    callers.rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
+    let mut socket = connect(&callers.rig, 1).await;
+    let call = format!(
+        "POST /v1/sessions/1/keep-alive HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\n\
+         lockkeeper-secret: 07070707070707070707070707070707\r\ncontent-length: 0\r\n\r\n",
+        callers.tokens[0].1
+    );
+    socket.write_all(call.as_bytes()).await.unwrap();
+    let is_called = |event: &Event| matches!(event, Event::Called(_, it) if &*it.identity == "shop");
+    let events = callers.rig.events(1).await;
+    assert!(events.iter().any(is_called), "{events:?}");
+    std::fs::write(callers.folder.path().join("permissions"), "revoked = [\"shop\"]\n").unwrap();
+    assert!(callers.rig.front.callers.access.reload().unwrap());
+    callers.rig.front.end_denied();
+    let mut answer = String::new();
+    let read = tokio::time::timeout(DEADLINE, socket.read_to_string(&mut answer));
+    read.await.expect("the connection closes").unwrap();
+    assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("it is revoked"), "{answer}");
+    let events = callers.rig.events(2).await;
+    assert!(matches!(events.last(), Some(Event::CallDropped(_))), "{events:?}");
+}
+
+#[tokio::test]
 async fn idle_connection_closes_after_a_bound_and_earlier_if_there_is_no_place() {
     let callers = Callers::start().await;
     let _idle = callers.call("shop", 1).await.unwrap();

@@ -36,11 +36,11 @@ async fn barrier_after_a_stall_waits_for_calls_by_http() {
     let mut idle = used.await.unwrap();
     let mut waiting = connect(&rig);
     waiting.write_all(KEEP_ALIVE.as_bytes()).unwrap();
-    assert!(is_keep_alive(&rig.events(2).await[1]));
+    assert!(is_keep_alive(&rig.events(1).await[0]));
     drain(&rig, 1);
-    let events = rig.events(3).await;
+    let events = rig.events(2).await;
     assert!(
-        matches!(events[2], Event::Drained(1)),
+        matches!(events[1], Event::Drained(1)),
         "a call that waits for its answer delays nothing: {events:?}"
     );
 
@@ -48,7 +48,7 @@ async fn barrier_after_a_stall_waits_for_calls_by_http() {
     let mut new = connect(&rig);
     new.write_all(KEEP_ALIVE.as_bytes()).unwrap();
     drain(&rig, 2);
-    let events = &rig.events(6).await[3..];
+    let events = &rig.events(5).await[2..];
     assert!(is_keep_alive(&events[0]) && is_keep_alive(&events[1]), "{events:?}");
     assert!(matches!(events[2], Event::Drained(2)), "{events:?}");
 }
@@ -61,11 +61,10 @@ async fn connection_with_calls_behind_one_that_waits_is_closed_before_a_barrier_
     rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
     let mut pipelined = connect(&rig);
     pipelined.write_all(KEEP_ALIVE.repeat(2).as_bytes()).unwrap();
-    assert!(is_keep_alive(&rig.events(2).await[1]));
+    assert!(is_keep_alive(&rig.events(1).await[0]));
     drain(&rig, 1);
-    let events = rig.events(4).await;
-    let is_closed = matches!(events[2], Event::StreamClosed { cause: StreamCloseCause::Service, .. });
-    assert!(is_closed && matches!(events[3], Event::Drained(1)), "{events:?}");
+    let events = rig.events(3).await;
+    assert!(matches!(events[1..], [Event::CallDropped(_), Event::Drained(1)]), "{events:?}");
     let ended = tokio::task::spawn_blocking(move || pipelined.read(&mut [0; 1]));
     assert!(ended.await.unwrap().is_ok_and(|read| read == 0), "it is closed");
 }
@@ -80,7 +79,7 @@ fn head_of_open(body: &str) -> String {
 }
 
 fn is_open(event: &Event) -> bool {
-    matches!(event, Event::Frame(_, requests) if matches!(requests[..], [Request::Open(_)]))
+    matches!(event, Event::Called(_, called) if matches!(called.request, CallRequest::Open(_)))
 }
 
 async fn until_called(rig: &Rig) {
@@ -107,8 +106,8 @@ async fn barrier_does_not_wait_for_bodies_that_had_not_arrived_whole() {
     assert_eq!(rig.front.connections(), 1, "it was not closed for that");
     slow.write_all(rest.as_bytes()).unwrap();
     drain(&rig, 2);
-    let events = rig.events(4).await;
-    assert!(is_open(&events[2]) && matches!(events[3], Event::Drained(2)), "{events:?}");
+    let events = rig.events(3).await;
+    assert!(is_open(&events[1]) && matches!(events[2], Event::Drained(2)), "{events:?}");
     drop(slow);
 
     let mut rig = Rig::start().await;
@@ -130,8 +129,8 @@ async fn barrier_does_not_wait_for_bodies_that_had_not_arrived_whole() {
     put(&mut bytes, 0, 1, 1, &[]);
     slow.write_all(&bytes).unwrap();
     drain(&rig, 2);
-    let events = rig.events(4).await;
-    assert!(is_open(&events[2]) && matches!(events[3], Event::Drained(2)), "{events:?}");
+    let events = rig.events(3).await;
+    assert!(is_open(&events[1]) && matches!(events[2], Event::Drained(2)), "{events:?}");
 }
 
 /// The HTTP layer returns one chunk per poll, so all chunks that had arrived must be polled.
@@ -145,6 +144,6 @@ async fn barrier_waits_for_a_body_of_small_chunks_that_had_arrived_whole() {
     until_called(&rig).await;
     socket.write_all(format!("{chunks}0\r\n\r\n").as_bytes()).unwrap();
     drain(&rig, 1);
-    let events = rig.events(3).await;
-    assert!(is_open(&events[1]) && matches!(events[2], Event::Drained(1)), "{events:?}");
+    let events = rig.events(2).await;
+    assert!(is_open(&events[0]) && matches!(events[1], Event::Drained(1)), "{events:?}");
 }
