@@ -9,7 +9,6 @@
 mod audit;
 mod call;
 mod cluster;
-mod content;
 mod locks;
 mod metrics;
 mod openapi;

@@ -57,7 +57,7 @@ impl Modify for ForAll {
 static DOCUMENT: LazyLock<String> =
     LazyLock::new(|| Document::openapi().to_pretty_json().unwrap_or_default());
 
-/// This document.
+/// This description, as an OpenAPI document.
 #[utoipa::path(get, path = "/v1/openapi.json", tag = "cluster",
     responses((status = 200, body = Object, content_type = "application/json")))]
 pub(super) async fn document() -> impl IntoResponse {

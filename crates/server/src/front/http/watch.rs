@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::response::sse::{Event, KeepAlive, Sse};
+use lockkeeper_http::view::LockView;
 use lockkeeper_wire::v1::{self, WatchResponse, watch_response::What};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
@@ -11,13 +12,12 @@ use tonic::codegen::tokio_stream::{Stream, StreamExt as _};
 use utoipa::IntoParams;
 
 use super::call::{Client, InQuery};
-use super::locks::JsonLock;
 use super::problem::Problem;
 
 /// The time without an event after which a comment is sent, by which both sides notice a dead connection.
 const COMMENT_AFTER: Duration = Duration::from_secs(15);
 
-/// Which locks are watched.
+/// The locks that are watched.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
@@ -34,7 +34,7 @@ pub(super) struct WatchedNames {
 /// state of a lock after a change; without holds it is free. `error`: a problem, after which the connection
 /// ends; watch again. The data of `state` and `changed` is a `Lock`.
 #[utoipa::path(get, path = "/v1/watch", tag = "locks", params(WatchedNames),
-    responses((status = 200, body = JsonLock, content_type = "text/event-stream")))]
+    responses((status = 200, body = LockView, content_type = "text/event-stream")))]
 pub(super) async fn watch(
     Client(mut calls): Client,
     InQuery(watched): InQuery<WatchedNames>,
@@ -45,8 +45,8 @@ pub(super) async fn watch(
 
 fn event(change: Result<WatchResponse, Status>) -> Event {
     match change.map(|change| change.what) {
-        Ok(Some(What::State(lock))) => json("state", &JsonLock::from(lock)),
-        Ok(Some(What::Changed(lock))) => json("changed", &JsonLock::from(lock)),
+        Ok(Some(What::State(lock))) => json("state", &LockView::from(lock)),
+        Ok(Some(What::Changed(lock))) => json("changed", &LockView::from(lock)),
         // An event without data is not delivered by browsers.
         Ok(Some(What::Synced(_))) => Event::default().event("synced").data("{}"),
         Ok(None) => json("error", &super::call::unexpected()),
