@@ -169,7 +169,7 @@ fn tokens_rise_after_the_data_directory_is_deleted() {
 #[test]
 fn stored_permit_limit_applies_to_all_requests() {
     let (place, _node) = Place::new().served();
-    assert_eq!(place.ran("set-limit gpu 1 --json").out, "{\"limit\":1,\"name\":\"gpu\"}\n");
+    assert_eq!(place.ran("set-limit gpu 1 --json").out, "{\"name\":\"gpu\",\"permits\":1}\n");
     let _first = place.holder("gpu", &["--permit=3"]);
     assert_eq!(place.ran("run --try --permit=3 gpu -- true").code, i32::from(exit::BUSY));
     assert_eq!(place.shown("gpu")["permits"], 1);

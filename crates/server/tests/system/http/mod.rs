@@ -3,7 +3,6 @@
 mod client;
 mod errors;
 mod operators;
-mod pages;
 mod secured;
 
 use std::collections::BTreeMap;

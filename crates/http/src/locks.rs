@@ -1,19 +1,20 @@
 //! Locks, as anybody with the permission sees them, and the orders of operators.
 
+use crate::view::{BreakView, LockView, TokenView};
 use axum::Json;
-use lockkeeper_http::view::{BreakView, LockView, TokenView};
 use lockkeeper_wire::v1;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::call::{Client, InPath, InQuery, JsonBody};
-use super::problem::Problem;
+use crate::call::{Client, InPath, InQuery, JsonBody};
+use crate::problem::Problem;
+use crate::service::Origin;
 
 /// The locks at and below a name, in pages.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct LocksPage {
+pub(crate) struct LocksPage {
     /// Only the lock of this name and those below it.
     #[serde(default)]
     #[param(required = false)]
@@ -31,7 +32,7 @@ pub(super) struct LocksPage {
 /// A page of the locks in use.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Locks)]
-pub(super) struct LocksView {
+pub(crate) struct LocksView {
     /// The locks of this page.
     locks: Vec<LockView>,
     /// `after` of the next page; absent: this is the last.
@@ -41,8 +42,8 @@ pub(super) struct LocksView {
 
 /// The locks in use at and below a name, unordered, in pages.
 #[utoipa::path(get, path = "/v1/locks", tag = "locks", params(LocksPage), responses((status = 200, body = LocksView)))]
-pub(super) async fn list(
-    Client(mut calls): Client,
+pub(crate) async fn list<O: Origin>(
+    Client(mut calls): Client<O>,
     InQuery(page): InQuery<LocksPage>,
 ) -> Result<Json<LocksView>, Problem> {
     let asked = v1::ListRequest { prefix: page.prefix, page_size: page.page_size, after: page.after };
@@ -55,7 +56,7 @@ pub(super) async fn list(
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct LockPage {
+pub(crate) struct LockPage {
     /// The most waiters; absent: 100.
     #[serde(default)]
     #[param(required = false, maximum = 1_000)]
@@ -70,8 +71,8 @@ pub(super) struct LockPage {
 #[utoipa::path(get, path = "/v1/locks/{name}", tag = "locks",
     params(("name" = String, Path, description = "The lock's name; it may contain `/`."), LockPage),
     responses((status = 200, body = LockView)))]
-pub(super) async fn describe(
-    Client(mut calls): Client,
+pub(crate) async fn describe<O: Origin>(
+    Client(mut calls): Client<O>,
     InPath(name): InPath<String>,
     InQuery(page): InQuery<LockPage>,
 ) -> Result<Json<LockView>, Problem> {
@@ -84,7 +85,7 @@ pub(super) async fn describe(
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct OfToken {
+pub(crate) struct OfToken {
     /// The lock's name.
     name: String,
     token: u64,
@@ -93,8 +94,8 @@ pub(super) struct OfToken {
 /// Whether a token is of a hold that covers a name now.
 #[utoipa::path(get, path = "/v1/check-token", tag = "locks", params(OfToken),
     responses((status = 200, body = TokenView)))]
-pub(super) async fn check_token(
-    Client(mut calls): Client,
+pub(crate) async fn check_token<O: Origin>(
+    Client(mut calls): Client<O>,
     InQuery(of): InQuery<OfToken>,
 ) -> Result<Json<TokenView>, Problem> {
     let asked = v1::CheckTokenRequest { name: of.name, token: of.token };
@@ -105,7 +106,7 @@ pub(super) async fn check_token(
 /// An order to break a hold.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct BreakOrder {
+pub(crate) struct BreakOrder {
     /// The lock's name.
     name: String,
     /// The token of the hold, as a list shows it.
@@ -126,8 +127,8 @@ pub(super) struct BreakOrder {
 /// Breaks a hold, and records the reason.
 #[utoipa::path(post, path = "/v1/break", tag = "locks", request_body = BreakOrder,
     responses((status = 200, body = BreakView)))]
-pub(super) async fn break_hold(
-    Client(mut calls): Client,
+pub(crate) async fn break_hold<O: Origin>(
+    Client(mut calls): Client<O>,
     JsonBody(asked): JsonBody<BreakOrder>,
 ) -> Result<Json<BreakView>, Problem> {
     let BreakOrder { name, token, reason, by, now } = asked;
@@ -138,7 +139,7 @@ pub(super) async fn break_hold(
 /// A lock's number of permits.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct SetLimit {
+pub(crate) struct SetLimit {
     /// The lock's name.
     name: String,
     /// The number of permits; `null` removes the stored number.
@@ -154,13 +155,13 @@ fn null_or_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u
 
 /// The number was stored or removed.
 #[derive(Serialize, ToSchema)]
-pub(super) struct LimitSet {}
+pub(crate) struct LimitSet {}
 
 /// Stores a lock's number of permits, or removes it.
 #[utoipa::path(post, path = "/v1/set-limit", tag = "locks", request_body = SetLimit,
     responses((status = 200, body = LimitSet)))]
-pub(super) async fn set_limit(
-    Client(mut calls): Client,
+pub(crate) async fn set_limit<O: Origin>(
+    Client(mut calls): Client<O>,
     JsonBody(asked): JsonBody<SetLimit>,
 ) -> Result<Json<LimitSet>, Problem> {
     calls.set_limit(v1::SetLimitRequest { name: asked.name, permits: asked.permits }).await?;

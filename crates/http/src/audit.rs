@@ -1,19 +1,20 @@
 //! The audit trail of a node, for people.
 
+use crate::view::AuditTrailView;
 use axum::Json;
-use lockkeeper_http::view::AuditTrailView;
 use lockkeeper_wire::v1;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::call::{Client, InQuery};
-use super::problem::Problem;
+use crate::call::{Client, InQuery};
+use crate::problem::Problem;
+use crate::service::Origin;
 
 /// The records of a node, in pages.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct AuditPage {
+pub(crate) struct AuditPage {
     /// The node whose trail is returned; absent or 0: the node that receives the call.
     #[serde(default)]
     #[param(required = false)]
@@ -35,8 +36,8 @@ pub(super) struct AuditPage {
 /// The newest records of a node's audit trail.
 #[utoipa::path(get, path = "/v1/audit", tag = "cluster", params(AuditPage),
     responses((status = 200, body = AuditTrailView)))]
-pub(super) async fn audit(
-    Client(mut calls): Client,
+pub(crate) async fn audit<O: Origin>(
+    Client(mut calls): Client<O>,
     InQuery(page): InQuery<AuditPage>,
 ) -> Result<Json<AuditTrailView>, Problem> {
     let AuditPage { node, prefix, page_size, before } = page;

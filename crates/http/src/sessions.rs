@@ -1,15 +1,16 @@
 //! Sessions, and their requests: each is one call of the service, which may be repeated.
 
+use crate::view::{Mode, SessionView, content};
 use axum::Json;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use lockkeeper_http::view::{Mode, SessionView, content};
 use lockkeeper_wire::v1::{self, client_item, server_item::What};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::call::{Client, InPath, InQuery, JsonBody, NoQuery, SessionClient, unexpected};
-use super::problem::{Problem, ProblemCode, RequestEnd};
+use crate::call::{Client, InPath, InQuery, JsonBody, NoQuery, SessionClient, unexpected};
+use crate::problem::{Problem, ProblemCode, RequestEnd};
+use crate::service::Origin;
 
 /// The default of `poll_ms`, the time that a call waits for a queued request. The maximum is much longer, but
 /// a waiting call does not keep its session alive.
@@ -19,7 +20,7 @@ const POLL_MS_DEFAULT: u64 = 1_000;
 #[derive(IntoParams)]
 #[into_params(parameter_in = Header)]
 #[expect(dead_code, reason = "describes the header")]
-pub(super) struct SecretHeader {
+pub(crate) struct SecretHeader {
     /// The session's secret: 32 random hexadecimal digits that only the session's client knows.
     #[param(rename = "Lockkeeper-Secret", min_length = 32, max_length = 32, pattern = "^[0-9a-fA-F]{32}$")]
     secret: String,
@@ -28,7 +29,7 @@ pub(super) struct SecretHeader {
 /// A new session.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct OpenSession {
+pub(crate) struct OpenSession {
     /// How long the session lives without a call, in milliseconds.
     #[schema(minimum = 1_000, maximum = 3_600_000)]
     ttl_ms: u64,
@@ -44,7 +45,7 @@ pub(super) struct OpenSession {
 
 /// The session that was opened.
 #[derive(Serialize, ToSchema)]
-pub(super) struct OpenedSession {
+pub(crate) struct OpenedSession {
     /// Its id.
     session: u64,
 }
@@ -52,7 +53,7 @@ pub(super) struct OpenedSession {
 /// What has happened to the session's requests since an earlier call. The session's lease is renewed: it
 /// ends a ttl after this call was sent.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Notices {
+pub(crate) struct Notices {
     /// The requests whose holds an operator breaks: stop, then delete them.
     revoked: Vec<u64>,
     /// The requests that have ended without being deleted: an operator has broken the hold, or
@@ -62,13 +63,13 @@ pub(super) struct Notices {
 
 /// A request that has ended without being deleted.
 #[derive(Serialize, ToSchema)]
-pub(super) struct EndedMeanwhile {
+pub(crate) struct EndedMeanwhile {
     request: u64,
     end: RequestEnd,
 }
 
 impl Notices {
-    pub(super) fn new(revoked: Vec<u64>, ended: Vec<v1::EndedRequest>) -> Self {
+    pub(crate) fn new(revoked: Vec<u64>, ended: Vec<v1::EndedRequest>) -> Self {
         let ended = ended.into_iter().map(|it| EndedMeanwhile { request: it.seq, end: it.end().into() });
         Self { revoked, ended: ended.collect() }
     }
@@ -78,8 +79,8 @@ impl Notices {
 /// the same secret and another `ttl_ms` or `lock_delay_ms` is refused.
 #[utoipa::path(post, path = "/v1/sessions", tag = "sessions", params(SecretHeader), request_body = OpenSession,
     responses((status = 200, body = OpenedSession)))]
-pub(super) async fn open(
-    client: SessionClient,
+pub(crate) async fn open<O: Origin>(
+    client: SessionClient<O>,
     _: NoQuery,
     JsonBody(asked): JsonBody<OpenSession>,
 ) -> Result<Json<OpenedSession>, Problem> {
@@ -102,8 +103,8 @@ pub(super) async fn open(
 #[utoipa::path(post, path = "/v1/sessions/{session}/keep-alive", tag = "sessions",
     params(("session" = u64, Path, description = "The session's id."), SecretHeader),
     responses((status = 200, body = Notices)))]
-pub(super) async fn keep_alive(
-    client: SessionClient,
+pub(crate) async fn keep_alive<O: Origin>(
+    client: SessionClient<O>,
     _: NoQuery,
     InPath(session): InPath<u64>,
 ) -> Result<Json<Notices>, Problem> {
@@ -120,8 +121,8 @@ pub(super) async fn keep_alive(
 #[utoipa::path(delete, path = "/v1/sessions/{session}", tag = "sessions",
     params(("session" = u64, Path, description = "The session's id."), SecretHeader),
     responses((status = 204, description = "The session has ended.")))]
-pub(super) async fn close(
-    client: SessionClient,
+pub(crate) async fn close<O: Origin>(
+    client: SessionClient<O>,
     _: NoQuery,
     InPath(session): InPath<u64>,
 ) -> Result<StatusCode, Problem> {
@@ -135,7 +136,7 @@ pub(super) async fn close(
 /// A request for a lock.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Acquire {
+pub(crate) struct Acquire {
     /// The session's id.
     session: u64,
     /// The number of this request in its session, from 1. It must be higher than that of every earlier
@@ -187,7 +188,7 @@ pub(super) struct Acquire {
 /// What a request does now.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum RequestState {
+pub(crate) enum RequestState {
     /// It holds.
     Held,
     /// It waits.
@@ -198,7 +199,7 @@ pub(super) enum RequestState {
 
 /// A request that holds or waits.
 #[derive(Serialize, ToSchema)]
-pub(super) struct RequestStatus {
+pub(crate) struct RequestStatus {
     /// `held`; `queued`: the request waits; `revoked`: it holds, but an operator breaks the hold: stop,
     /// then delete the request.
     state: RequestState,
@@ -219,7 +220,7 @@ pub(super) struct RequestStatus {
 
 /// A permit that is held.
 #[derive(Serialize, ToSchema)]
-pub(super) struct HeldSlot {
+pub(crate) struct HeldSlot {
     /// Its slot, from 0.
     slot: u32,
     /// The number of permits in force.
@@ -239,8 +240,8 @@ pub(super) struct HeldSlot {
     responses(
         (status = 200, description = "The request holds.", body = RequestStatus),
         (status = 202, description = "The request waits.", body = RequestStatus)))]
-pub(super) async fn acquire(
-    client: SessionClient,
+pub(crate) async fn acquire<O: Origin>(
+    client: SessionClient<O>,
     _: NoQuery,
     InPath(name): InPath<String>,
     headers: HeaderMap,
@@ -315,7 +316,7 @@ fn traceparent(headers: &HeaderMap) -> String {
 /// A request of a session.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
-pub(super) struct OfSession {
+pub(crate) struct OfSession {
     /// The session's id.
     session: u64,
     /// The number of the request that acquired the lock.
@@ -326,7 +327,7 @@ pub(super) struct OfSession {
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct DoneThrough {
+pub(crate) struct DoneThrough {
     /// See `done_through` of an acquire.
     #[serde(default)]
     #[param(required = false)]
@@ -335,7 +336,7 @@ pub(super) struct DoneThrough {
 
 /// How the request has ended.
 #[derive(Serialize, ToSchema)]
-pub(super) struct DeletedRequest {
+pub(crate) struct DeletedRequest {
     end: RequestEnd,
     #[serde(flatten)]
     notices: Notices,
@@ -344,8 +345,8 @@ pub(super) struct DeletedRequest {
 /// Releases a lock, or leaves its queue. One call does both, so that giving up can't race with a grant.
 #[utoipa::path(delete, path = "/v1/sessions/{session}/requests/{request}", tag = "sessions",
     params(OfSession, DoneThrough, SecretHeader), responses((status = 200, body = DeletedRequest)))]
-pub(super) async fn release(
-    client: SessionClient,
+pub(crate) async fn release<O: Origin>(
+    client: SessionClient<O>,
     InPath(of): InPath<OfSession>,
     InQuery(done): InQuery<DoneThrough>,
 ) -> Result<Json<DeletedRequest>, Problem> {
@@ -362,7 +363,7 @@ pub(super) async fn release(
 /// A new value of a hold.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct SetValue {
+pub(crate) struct SetValue {
     /// The number of this change among the session's requests: higher than every earlier one.
     #[schema(minimum = 1)]
     number: u64,
@@ -378,8 +379,8 @@ pub(super) struct SetValue {
 /// Replaces the value that a hold publishes.
 #[utoipa::path(put, path = "/v1/sessions/{session}/requests/{request}/value", tag = "sessions",
     params(OfSession, SecretHeader), request_body = SetValue, responses((status = 200, body = Notices)))]
-pub(super) async fn set_value(
-    client: SessionClient,
+pub(crate) async fn set_value<O: Origin>(
+    client: SessionClient<O>,
     _: NoQuery,
     InPath(of): InPath<OfSession>,
     JsonBody(asked): JsonBody<SetValue>,
@@ -396,7 +397,7 @@ pub(super) async fn set_value(
 /// A change of a hold from exclusive to shared.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Downgrade {
+pub(crate) struct Downgrade {
     /// The number of this change among the session's requests: higher than every earlier one.
     #[schema(minimum = 1)]
     number: u64,
@@ -408,8 +409,8 @@ pub(super) struct Downgrade {
 /// Makes an exclusive hold a shared one. It keeps its token.
 #[utoipa::path(post, path = "/v1/sessions/{session}/requests/{request}/downgrade", tag = "sessions",
     params(OfSession, SecretHeader), request_body = Downgrade, responses((status = 200, body = Notices)))]
-pub(super) async fn downgrade(
-    client: SessionClient,
+pub(crate) async fn downgrade<O: Origin>(
+    client: SessionClient<O>,
     _: NoQuery,
     InPath(of): InPath<OfSession>,
     JsonBody(asked): JsonBody<Downgrade>,
@@ -418,8 +419,8 @@ pub(super) async fn downgrade(
     change(client, of.session, client_item::What::Downgrade(downgrade)).await
 }
 
-async fn change(
-    client: SessionClient,
+async fn change<O: Origin>(
+    client: SessionClient<O>,
     session: u64,
     what: client_item::What,
 ) -> Result<Json<Notices>, Problem> {
@@ -440,7 +441,7 @@ async fn change(
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct SessionsPage {
+pub(crate) struct SessionsPage {
     /// The most entries of the page; absent: 100.
     #[serde(default)]
     #[param(required = false, maximum = 1_000)]
@@ -454,7 +455,7 @@ pub(super) struct SessionsPage {
 /// A page of the live sessions.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Sessions)]
-pub(super) struct SessionsView {
+pub(crate) struct SessionsView {
     /// The sessions of this page.
     sessions: Vec<SessionView>,
     /// `after` of the next page; absent: this is the last.
@@ -465,8 +466,8 @@ pub(super) struct SessionsView {
 /// The live sessions, ordered by id, in pages.
 #[utoipa::path(get, path = "/v1/sessions", tag = "sessions", params(SessionsPage),
     responses((status = 200, body = SessionsView)))]
-pub(super) async fn list(
-    Client(mut calls): Client,
+pub(crate) async fn list<O: Origin>(
+    Client(mut calls): Client<O>,
     InQuery(page): InQuery<SessionsPage>,
 ) -> Result<Json<SessionsView>, Problem> {
     let asked = v1::ListSessionsRequest { page_size: page.page_size, after: page.after };

@@ -1,23 +1,24 @@
 //! Nodes: the state of each, the members of the cluster, and orders to them.
 
+use crate::view::{MembersView, NodeView};
 use axum::Json;
+use axum::body::Bytes;
 use axum::http::header;
 use axum::response::IntoResponse;
-use lockkeeper_http::view::{MembersView, NodeView};
 use lockkeeper_wire::v1;
 use serde::{Deserialize, Serialize};
-use tokio_util::bytes::Bytes;
 use tonic::codegen::tokio_stream::StreamExt as _;
 use utoipa::{IntoParams, ToSchema};
 
-use super::call::{Client, InPath, InQuery, JsonBody};
-use super::problem::Problem;
+use crate::call::{Client, InPath, InQuery, JsonBody};
+use crate::problem::Problem;
+use crate::service::Origin;
 
 /// A node.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct OfNode {
+pub(crate) struct OfNode {
     /// The node's id; absent or 0: the node that receives the call.
     #[serde(default)]
     #[param(required = false)]
@@ -27,8 +28,8 @@ pub(super) struct OfNode {
 /// The state of a node.
 #[utoipa::path(get, path = "/v1/status", tag = "cluster", params(OfNode),
     responses((status = 200, body = NodeView)))]
-pub(super) async fn status(
-    Client(mut calls): Client,
+pub(crate) async fn status<O: Origin>(
+    Client(mut calls): Client<O>,
     InQuery(of): InQuery<OfNode>,
 ) -> Result<Json<NodeView>, Problem> {
     let status = calls.status(v1::StatusRequest { node: of.node }).await?.into_inner();
@@ -37,14 +38,14 @@ pub(super) async fn status(
 
 /// The members of the cluster, as the leader knows them.
 #[utoipa::path(get, path = "/v1/members", tag = "cluster", responses((status = 200, body = MembersView)))]
-pub(super) async fn members(Client(mut calls): Client) -> Result<Json<MembersView>, Problem> {
+pub(crate) async fn members<O: Origin>(Client(mut calls): Client<O>) -> Result<Json<MembersView>, Problem> {
     Ok(Json(calls.members(v1::MembersRequest {}).await?.into_inner().into()))
 }
 
 /// A node that was started to join.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct NewMember {
+pub(crate) struct NewMember {
     /// The node's id.
     #[schema(minimum = 1)]
     node: u64,
@@ -54,31 +55,31 @@ pub(super) struct NewMember {
 
 /// The members were changed.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Changed {}
+pub(crate) struct Changed {}
 
 /// Adds a node; it votes once it has caught up.
 #[utoipa::path(post, path = "/v1/members", tag = "cluster", request_body = NewMember,
     responses((status = 200, body = Changed)))]
-pub(super) async fn add(
-    Client(calls): Client,
+pub(crate) async fn add<O: Origin>(
+    client: Client<O>,
     JsonBody(new): JsonBody<NewMember>,
 ) -> Result<Json<Changed>, Problem> {
     let new = v1::NewNode { node: new.node, peer_address: new.peer_address };
-    change(calls, v1::change_members_request::What::Add(new)).await
+    change(client, v1::change_members_request::What::Add(new)).await
 }
 
 /// Removes a node.
 #[utoipa::path(delete, path = "/v1/members/{node}", tag = "cluster",
     params(("node" = u64, Path, description = "The node's id.")), responses((status = 200, body = Changed)))]
-pub(super) async fn remove(
-    Client(calls): Client,
+pub(crate) async fn remove<O: Origin>(
+    client: Client<O>,
     InPath(node): InPath<u64>,
 ) -> Result<Json<Changed>, Problem> {
-    change(calls, v1::change_members_request::What::Remove(node)).await
+    change(client, v1::change_members_request::What::Remove(node)).await
 }
 
-async fn change(
-    mut calls: super::call::Calls,
+async fn change<O: Origin>(
+    Client(mut calls): Client<O>,
     what: v1::change_members_request::What,
 ) -> Result<Json<Changed>, Problem> {
     calls.change_members(v1::ChangeMembersRequest { what: Some(what) }).await?;
@@ -88,7 +89,7 @@ async fn change(
 /// The node that is to lead.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Transfer {
+pub(crate) struct Transfer {
     /// The node's id; absent: the voter with the most complete log.
     #[serde(default)]
     node: u64,
@@ -96,7 +97,7 @@ pub(super) struct Transfer {
 
 /// The leadership was transferred.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Transferred {
+pub(crate) struct Transferred {
     /// The leader's id now.
     leader: u64,
 }
@@ -104,8 +105,8 @@ pub(super) struct Transferred {
 /// Transfers the leadership to another node.
 #[utoipa::path(post, path = "/v1/transfer", tag = "cluster", request_body = Transfer,
     responses((status = 200, body = Transferred)))]
-pub(super) async fn transfer(
-    Client(mut calls): Client,
+pub(crate) async fn transfer<O: Origin>(
+    Client(mut calls): Client<O>,
     JsonBody(asked): JsonBody<Transfer>,
 ) -> Result<Json<Transferred>, Problem> {
     let transferred = calls.transfer(v1::TransferRequest { node: asked.node }).await?.into_inner();
@@ -115,7 +116,7 @@ pub(super) async fn transfer(
 /// The whole table, as a file for `lockkeeper restore`, which checks by checksums that the file is complete.
 #[utoipa::path(get, path = "/v1/backup", tag = "cluster",
     responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream")))]
-pub(super) async fn backup(Client(mut calls): Client) -> Result<impl IntoResponse, Problem> {
+pub(crate) async fn backup<O: Origin>(Client(mut calls): Client<O>) -> Result<impl IntoResponse, Problem> {
     let parts = calls.backup(v1::BackupRequest {}).await?.into_inner();
     let parts = parts.map(|part| part.map(|part| Bytes::from(part.part)));
     let headers = [

@@ -8,8 +8,8 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{self, ContentBuilder, Ref, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
-use super::problem::{PROBLEM_JSON, Problem};
-use super::{audit, cluster, locks, metrics, sessions, watch};
+use crate::problem::{PROBLEM_JSON, Problem};
+use crate::{audit, cluster, locks, metrics, sessions, watch};
 
 /// The document.
 #[derive(OpenApi)]
@@ -60,6 +60,6 @@ static DOCUMENT: LazyLock<String> =
 /// This description, as an OpenAPI document.
 #[utoipa::path(get, path = "/v1/openapi.json", tag = "cluster",
     responses((status = 200, body = Object, content_type = "application/json")))]
-pub(super) async fn document() -> impl IntoResponse {
+pub(crate) async fn document() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str())
 }

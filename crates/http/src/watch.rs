@@ -3,16 +3,17 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use crate::view::LockView;
 use axum::response::sse::{Event, KeepAlive, Sse};
-use lockkeeper_http::view::LockView;
 use lockkeeper_wire::v1::{self, WatchResponse, watch_response::What};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 use tonic::codegen::tokio_stream::{Stream, StreamExt as _};
 use utoipa::IntoParams;
 
-use super::call::{Client, InQuery};
-use super::problem::Problem;
+use crate::call::{Client, InQuery};
+use crate::problem::Problem;
+use crate::service::Origin;
 
 /// The time without an event after which a comment is sent, by which both sides notice a dead connection.
 const COMMENT_AFTER: Duration = Duration::from_secs(15);
@@ -21,7 +22,7 @@ const COMMENT_AFTER: Duration = Duration::from_secs(15);
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct WatchedNames {
+pub(crate) struct WatchedNames {
     /// Only the lock of this name and those below it.
     #[serde(default)]
     #[param(required = false)]
@@ -35,8 +36,8 @@ pub(super) struct WatchedNames {
 /// ends; watch again. The data of `state` and `changed` is a `Lock`.
 #[utoipa::path(get, path = "/v1/watch", tag = "locks", params(WatchedNames),
     responses((status = 200, body = LockView, content_type = "text/event-stream")))]
-pub(super) async fn watch(
-    Client(mut calls): Client,
+pub(crate) async fn watch<O: Origin>(
+    Client(mut calls): Client<O>,
     InQuery(watched): InQuery<WatchedNames>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
     let changes = calls.watch(v1::WatchRequest { prefix: watched.prefix }).await?.into_inner();
@@ -49,7 +50,7 @@ fn event(change: Result<WatchResponse, Status>) -> Event {
         Ok(Some(What::Changed(lock))) => json("changed", &LockView::from(lock)),
         // An event without data is not delivered by browsers.
         Ok(Some(What::Synced(_))) => Event::default().event("synced").data("{}"),
-        Ok(None) => json("error", &super::call::unexpected()),
+        Ok(None) => json("error", &crate::call::unexpected()),
         Err(status) => json("error", &Problem::from(status)),
     }
 }
