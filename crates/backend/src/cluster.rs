@@ -29,7 +29,7 @@ pub struct NodeInfo {
     pub peer_address: String,
     /// Its address for clients.
     pub client_address: String,
-    /// Its role in the cluster.
+    /// What it is for.
     pub part: NodePart,
     /// Whether the leader received a message from it recently.
     pub answers: bool,
@@ -61,8 +61,8 @@ pub struct ServiceStatus {
     pub incarnation: String,
     /// Identifies the cluster.
     pub cluster: String,
-    /// Whether the node is the leader.
-    pub leads: bool,
+    /// What the node does in the cluster.
+    pub role: NodeRole,
     /// The leader's id, if known.
     pub leader: Option<u64>,
     /// The term of that leader.
@@ -92,9 +92,24 @@ pub struct ServiceStatus {
     pub certificate_ends: Option<SystemTime>,
     /// The SHA-256 of the node's file of permissions, in hexadecimal digits; `None`: it has none.
     pub permissions: Option<String>,
+    /// The bytes of the node's data directory, if it knows.
+    pub disk_used_bytes: Option<u64>,
+    /// The bytes that are free on its disk, if it knows.
+    pub disk_free_bytes: Option<u64>,
 }
 
-/// A node's role in its cluster.
+/// What a node does in the cluster, as in Raft.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NodeRole {
+    /// It replicates the leader's log.
+    Follower,
+    /// It asks for votes.
+    Candidate,
+    /// It leads.
+    Leader,
+}
+
+/// What a member of the cluster is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NodePart {
     /// It votes.

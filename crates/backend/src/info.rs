@@ -19,13 +19,23 @@ pub struct LockInfo {
     pub waiters: Vec<WaiterInfo>,
     /// The limit in force: the semaphore's number of permits.
     pub limit: Option<u32>,
+    /// Whether an operator has set the limit.
+    pub limit_stored: bool,
 }
 
 impl LockInfo {
     /// A lock without holders and waiters.
     #[must_use]
     pub const fn free(name: LockName) -> Self {
-        Self { name, holders: Vec::new(), holder_count: 0, waiter_count: 0, waiters: Vec::new(), limit: None }
+        Self {
+            name,
+            holders: Vec::new(),
+            holder_count: 0,
+            waiter_count: 0,
+            waiters: Vec::new(),
+            limit: None,
+            limit_stored: false,
+        }
     }
 
     /// A lock with these holders and without waiters.
@@ -40,6 +50,8 @@ impl LockInfo {
 pub struct HolderInfo {
     /// Its token; `None` if the backend issues none.
     pub token: Option<Token>,
+    /// The id of the holder's session; `None` for a closed hold, or if the backend has no ids of sessions.
+    pub session: Option<u64>,
     /// Its mode.
     pub mode: ModeKind,
     /// Whether it covers all names below its own.
@@ -66,6 +78,7 @@ impl HolderInfo {
     pub const fn exclusive(owner: String) -> Self {
         Self {
             token: None,
+            session: None,
             mode: ModeKind::Exclusive,
             subtree: false,
             slot: None,
@@ -102,14 +115,26 @@ pub enum HolderState {
 /// A waiter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WaiterInfo {
+    /// The id of the waiter's session; `None` if the backend has no ids of sessions.
+    pub session: Option<u64>,
     /// The waiter's label.
     pub owner: String,
     /// Who the waiter is, as the service has authenticated it; empty if that is unknown.
     pub identity: String,
     /// The requested mode.
     pub mode: ModeKind,
+    /// Whether the request covers all names below its own.
+    pub subtree: bool,
     /// The waiter's meta data.
     pub meta: Vec<(String, String)>,
+}
+
+impl WaiterInfo {
+    /// A waiter with this label at one name, of a backend without ids of sessions.
+    #[must_use]
+    pub const fn new(owner: String, mode: ModeKind, meta: Vec<(String, String)>) -> Self {
+        Self { session: None, owner, identity: String::new(), mode, subtree: false, meta }
+    }
 }
 
 /// A live session, as seen by the service.
@@ -129,7 +154,7 @@ pub struct SessionInfo {
     pub linger: Duration,
     /// The number of its requests that hold or wait.
     pub requests: u64,
-    /// Whether a stream is attached to it.
+    /// Whether its client has a stream open, or makes calls instead.
     pub attached: bool,
     /// The rest of its ttl.
     pub left: Duration,
@@ -174,6 +199,7 @@ impl LockInfo {
         let holders = description.holds.into_iter().map(|hold| HolderInfo {
             identity: String::new(),
             token: Some(hold.token),
+            session: hold.owner.map(|(session, _)| session.0),
             mode: hold.mode,
             subtree: hold.subtree,
             slot: hold.slot,
@@ -190,10 +216,9 @@ impl LockInfo {
             value: hold.value.to_vec(),
         });
         let waiters = description.waiters.into_iter().map(|waiter| WaiterInfo {
-            identity: String::new(),
-            owner: label(waiter.owner.0),
-            mode: waiter.mode,
-            meta: decode_meta(&waiter.meta),
+            session: Some(waiter.owner.0.0),
+            subtree: waiter.subtree,
+            ..WaiterInfo::new(label(waiter.owner.0), waiter.mode, decode_meta(&waiter.meta))
         });
         Self {
             name,
@@ -202,6 +227,7 @@ impl LockInfo {
             waiter_count: description.waiter_count,
             waiters: waiters.collect(),
             limit: description.limit.map(|(limit, _)| limit),
+            limit_stored: description.limit.is_some_and(|(_, stored)| stored),
         }
     }
 }

@@ -31,3 +31,4 @@ pub mod output;
 mod progress;
 pub mod settings;
 mod table;
+mod view;

@@ -4,10 +4,10 @@
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-use lockkeeper::{HolderInfo, HolderState, LockInfo, WaiterInfo};
-use serde_json::{Value, json};
+use lockkeeper::{HolderInfo, HolderState};
+use serde::Serialize;
 
-use crate::exit::{Failure, IO};
+use crate::exit::{Failure, INTERNAL, IO};
 
 /// Prints a message of one line on standard error. A write error is ignored: it must not stop a job.
 pub fn say(text: impl std::fmt::Display) {
@@ -82,8 +82,10 @@ pub fn page(text: impl AsRef<str>) -> Result<(), Failure> {
 ///
 /// # Errors
 /// As [`line()`].
-pub fn json(value: &Value) -> Result<(), Failure> {
-    page(value.to_string())
+pub fn json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string(value)
+        .map_err(|error| Failure::new(INTERNAL, format!("the output can't be written as JSON: {error}")))?;
+    page(text)
 }
 
 /// A duration for display: whole seconds from 10 s, tenths of a second from 1 s, else milliseconds.
@@ -95,58 +97,6 @@ pub fn human(duration: Duration) -> String {
         10..100 if !tenths.is_multiple_of(10) => format!("{}.{}s", tenths / 10, tenths % 10),
         _ => humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string(),
     }
-}
-
-/// A lock as JSON, with every field of [`LockInfo`].
-#[must_use]
-pub fn lock_json(info: &LockInfo) -> Value {
-    json!({
-        "name": info.name.as_str(),
-        "holders": info.holders.iter().map(holder_json).collect::<Vec<_>>(),
-        "holder_count": info.holder_count,
-        "waiter_count": info.waiter_count,
-        "waiters": info.waiters.iter().map(waiter_json).collect::<Vec<_>>(),
-        "limit": info.limit,
-    })
-}
-
-fn meta_json(meta: &[(String, String)]) -> Value {
-    meta.iter()
-        .map(|(key, value)| (key.clone(), Value::from(value.as_str())))
-        .collect::<serde_json::Map<_, _>>()
-        .into()
-}
-
-fn holder_json(holder: &HolderInfo) -> Value {
-    let mut value = json!({
-        "token": holder.token.map(lockkeeper::Token::get),
-        "mode": holder.mode.to_string(),
-        "subtree": holder.subtree,
-        "slot": holder.slot,
-        "owner": holder.owner,
-        "identity": holder.identity,
-        "held_for_ms": holder.held_for.map(|held| held.as_millis() as u64),
-        "meta": meta_json(&holder.meta),
-        "value": String::from_utf8_lossy(&holder.value),
-    });
-    let state = match &holder.state {
-        HolderState::Revoked { reason, by } => json!({ "state": "revoked", "reason": reason, "by": by }),
-        HolderState::Closed { left } => json!({ "state": "closed", "left_ms": left.as_millis() as u64 }),
-        _ => json!({ "state": "held" }),
-    };
-    if let (Some(value), Value::Object(state)) = (value.as_object_mut(), state) {
-        value.extend(state);
-    }
-    value
-}
-
-fn waiter_json(waiter: &WaiterInfo) -> Value {
-    json!({
-        "owner": waiter.owner,
-        "identity": waiter.identity,
-        "mode": waiter.mode.to_string(),
-        "meta": meta_json(&waiter.meta),
-    })
 }
 
 /// A client: the label that it chose, and the identity that the service authenticated.

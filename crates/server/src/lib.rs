@@ -25,8 +25,7 @@
 //!   of clients
 //! - `front/sessions/mod.rs`: streams of sessions, and sessions without a stream
 //! - `front/calls/mod.rs`: questions to the replica; `front/calls/forward/mod.rs`: calls at a follower
-//! - `front/http/mod.rs`: HTTP/JSON, OpenAPI, `/metrics`; `front/http/pages.rs` embeds the console
-//!   (`console/main.js` first)
+//! - `front/http/mod.rs`: HTTP, for the interface of the package `lockkeeper-http`
 //! - `peers/mod.rs`: connections between nodes, and their threads
 //! - `tls/mod.rs`, `files.rs`: TLS on both ports; the reload of certificates, tokens and permissions
 //! - `traces.rs`, `observe.rs`, `audit.rs`: stages of an acquire, metrics, the audit trail
@@ -79,8 +78,7 @@ pub use error::{FileError, ServeError};
 pub use file_limit::raise_file_limit;
 pub use front::LEADER_METADATA;
 pub use options::{
-    CONNECTIONS_MAX, ELECTION_TIMEOUT, HazardPlayer, HttpListen, IDLE_TIMEOUT, MetricsPage, PageFile,
-    SNAPSHOT_AFTER, ServerOptions, TraceOfQuery,
+    CONNECTIONS_MAX, ELECTION_TIMEOUT, HttpListen, IDLE_TIMEOUT, MetricsPage, SNAPSHOT_AFTER, ServerOptions,
 };
 pub use run::{Running, run};
 pub use tls::{CertificateNames, NodeName, TlsFiles};

@@ -1,12 +1,13 @@
 //! A node's start options, and the check of its listening addresses.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+
+use lockkeeper_http::HazardPlayer;
 
 use crate::access::AccessFiles;
 use crate::error::ServeError;
@@ -73,44 +74,6 @@ impl Eq for MetricsPage {}
 impl fmt::Debug for MetricsPage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MetricsPage").field("prefix_segments", &self.prefix_segments).finish_non_exhaustive()
-    }
-}
-
-/// The hazard player: a page that shows, step by step, what goes wrong with locks.
-#[derive(Clone)]
-pub struct HazardPlayer {
-    /// The files of the page.
-    pub files: Vec<PageFile>,
-    /// Computes a trace as JSON for the settings of a query (`story=…&pause-for=5s`). The error is for
-    /// people.
-    pub trace: Arc<TraceOfQuery>,
-}
-
-/// Computes a trace for the pairs of a query.
-pub type TraceOfQuery = dyn Fn(&[(String, String)]) -> Result<String, String> + Send + Sync;
-
-/// A file of a page.
-#[derive(Clone, Debug)]
-pub struct PageFile {
-    /// The absolute path of the file's URL.
-    pub path: String,
-    /// The media type of the file.
-    pub media_type: &'static str,
-    /// The content of the file.
-    pub content: Cow<'static, str>,
-}
-
-impl PartialEq for HazardPlayer {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.trace, &other.trace)
-    }
-}
-
-impl Eq for HazardPlayer {}
-
-impl fmt::Debug for HazardPlayer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HazardPlayer").finish_non_exhaustive()
     }
 }
 

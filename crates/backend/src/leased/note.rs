@@ -119,24 +119,21 @@ pub fn shown_holder(
     revoked: Option<Revocation>,
 ) -> HolderInfo {
     HolderInfo {
-        identity: String::new(),
         token,
         mode,
-        subtree: false,
         slot: note.as_ref().and_then(|note| note.permit?.slot),
-        owner,
-        held_for: None,
         state: match revoked {
             Some(Revocation { by, reason }) => HolderState::Revoked { reason, by },
             None => HolderState::Held,
         },
         value: note.as_ref().and_then(|note| BASE64_STANDARD.decode(&note.value).ok()).unwrap_or_default(),
         meta: note.map(|note| decode_meta(note.meta.as_bytes())).unwrap_or_default(),
+        ..HolderInfo::exclusive(owner)
     }
 }
 
 /// A waiter, for display.
 pub fn shown_waiter(mode: ModeKind, owner: String, note: Option<Note>) -> WaiterInfo {
     let meta = note.map(|note| decode_meta(note.meta.as_bytes())).unwrap_or_default();
-    WaiterInfo { owner, identity: String::new(), mode, meta }
+    WaiterInfo::new(owner, mode, meta)
 }

@@ -126,5 +126,5 @@ fn info(name: LockName, item: Option<&LockItem>) -> LockInfo {
         shown_holder(held.token, held.mode, shown, held.note.clone(), held.revocation.clone())
     };
     let holders: Vec<HolderInfo> = item.iter().flat_map(|item| &item.holders).map(holder).collect();
-    LockInfo { name, holder_count: holders.len(), waiter_count: 0, holders, waiters: Vec::new(), limit: None }
+    LockInfo::held_by(name, holders)
 }

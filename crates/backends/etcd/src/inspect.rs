@@ -302,11 +302,11 @@ fn info<'a>(
     let holders = keys.by_ref().take(held).map(holder).collect();
     let waiter = |key: &KeyValue| shown_waiter(kind(key), owner(key), Note::read(&key.value));
     LockInfo {
-        name,
         holder_count: held,
         waiter_count: count.saturating_sub(held),
         waiters: keys.map(waiter).collect(),
         holders,
         limit,
+        ..LockInfo::free(name)
     }
 }

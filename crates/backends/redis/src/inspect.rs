@@ -71,12 +71,10 @@ impl Look {
         let mut holders: Vec<HolderInfo> = self.holders.into_iter().map(|seen| seen.info).collect();
         holders.sort_by_key(|holder| holder.token);
         LockInfo {
-            name,
-            holder_count: holders.len(),
-            holders,
             waiter_count: self.waiter_count,
             waiters: self.waiters,
             limit: self.limit,
+            ..LockInfo::held_by(name, holders)
         }
     }
 

@@ -289,12 +289,9 @@ impl Hold {
     pub(super) fn shown(&self, slot: Option<Slot>, left: Duration, now: u64) -> HolderInfo {
         let over = self.is_over(left);
         HolderInfo {
-            identity: String::new(),
             token: self.token,
             mode: if slot.is_some() { ModeKind::Permit } else { ModeKind::Exclusive },
-            subtree: false,
             slot,
-            owner: if over { String::new() } else { self.owner.clone() },
             held_for: Some(self.since.ago(left, now)),
             state: match self.state {
                 _ if over => HolderState::Closed { left },
@@ -302,25 +299,14 @@ impl Hold {
                 _ => HolderState::Held,
             },
             meta: decode_meta(&self.meta),
-            value: Vec::new(),
+            ..HolderInfo::exclusive(if over { String::new() } else { self.owner.clone() })
         }
     }
 }
 
 /// Another client's lock, for display.
 pub(super) fn foreign_holder(shown: String) -> HolderInfo {
-    HolderInfo {
-        identity: String::new(),
-        token: None,
-        mode: ModeKind::Exclusive,
-        subtree: false,
-        slot: None,
-        owner: shown,
-        held_for: None,
-        state: HolderState::Held,
-        meta: Vec::new(),
-        value: Vec::new(),
-    }
+    HolderInfo::exclusive(shown)
 }
 
 /// A waiter, for display.
@@ -331,7 +317,7 @@ pub(super) fn waiter(record: &[u8]) -> Option<WaiterInfo> {
     line(&mut rest)?;
     line(&mut rest)?;
     let mode = if mode == "exclusive" { ModeKind::Exclusive } else { ModeKind::Permit };
-    Some(WaiterInfo { owner, identity: String::new(), mode, meta: decode_meta(rest) })
+    Some(WaiterInfo::new(owner, mode, decode_meta(rest)))
 }
 
 /// Decodes any bytes, for the fuzzer.

@@ -66,7 +66,7 @@ pub(super) fn of_majority(name: LockName, looks: Vec<Look>, majority: usize) -> 
     }
     let holders: Vec<_> =
         seen.into_values().filter(|infos| infos.len() >= majority).filter_map(eldest).collect();
-    LockInfo { name, holder_count: holders.len(), holders, waiter_count, waiters, limit: None }
+    LockInfo { waiter_count, waiters, ..LockInfo::held_by(name, holders) }
 }
 
 /// The oldest of one holder's keys: all belong to the same hold.

@@ -78,7 +78,7 @@ fn remove(args: &TokenOf) -> Result<u8, Failure> {
 fn list(args: &TokenList) -> Result<u8, Failure> {
     let text = read(&args.file)?;
     if args.json {
-        output::json(&names(&text).map(|name| json!({ "name": name })).collect())?;
+        output::json(&names(&text).map(|name| json!({ "name": name })).collect::<Vec<_>>())?;
         return Ok(OK);
     }
     for name in names(&text) {

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use lockkeeper::{ClusterInfo, Locks, MembersChange, NodeInfo, NodePart};
-use serde_json::{Value, json};
+use lockkeeper_http::view::MembersView;
+use serde::Serialize;
+use serde_json::json;
 
 use super::nodes;
 use crate::args::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer, ServiceArgs};
@@ -11,6 +13,7 @@ use crate::exit::{Failure, OK, UNHEALTHY};
 use crate::output;
 use crate::settings;
 use crate::table::Table;
+use crate::view;
 
 /// The interval at which a membership change is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -40,9 +43,10 @@ async fn status(args: ClusterStatus) -> Result<u8, Failure> {
     let info = locks.cluster().await?;
     let code = if info.nodes.iter().all(|node| node.answers) { OK } else { UNHEALTHY };
     if args.json {
-        let mut value = cluster_json(&info);
-        value["warnings"] = nodes::warnings(&nodes).into();
-        output::json(&value)?;
+        output::json(&ClusterStatusView {
+            members: view::members(&info),
+            warnings: nodes::warnings(&nodes),
+        })?;
         return Ok(code);
     }
     let mut table = Table::new(["NODE", "ROLE", "STATE", "CLIENTS", "PEERS"]);
@@ -60,27 +64,12 @@ async fn status(args: ClusterStatus) -> Result<u8, Failure> {
     Ok(code)
 }
 
-fn cluster_json(info: &ClusterInfo) -> Value {
-    let node = |node: &NodeInfo| {
-        json!({
-            "node": node.node,
-            "part": node.part.to_string(),
-            "leads": node.node == info.leader,
-            "answers": node.answers,
-            "behind": info.last.saturating_sub(node.matched),
-            "receives_snapshot": node.receives_snapshot,
-            "peer_address": node.peer_address,
-            "client_address": node.client_address,
-        })
-    };
-    json!({
-        "leader": info.leader,
-        "term": info.term,
-        "last": info.last,
-        "changing": info.changing,
-        "nodes": info.nodes.iter().map(node).collect::<Vec<_>>(),
-        "removed": info.removed,
-    })
+/// The members, with the warnings of [`nodes::warnings`].
+#[derive(Serialize)]
+struct ClusterStatusView {
+    #[serde(flatten)]
+    members: MembersView,
+    warnings: Vec<String>,
 }
 
 fn node_row(node: &NodeInfo, info: &ClusterInfo) -> [String; 5] {

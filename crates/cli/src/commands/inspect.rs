@@ -1,13 +1,13 @@
 //! `ls`, `show` and `sessions`: holders, waiters, and live sessions.
 
 use lockkeeper::{HolderState, LockInfo, LockName, SessionInfo};
-use serde_json::{Value, json};
 
 use crate::args::{Ls, Sessions, Show};
 use crate::exit::{Failure, OK};
-use crate::output::{self, holder_text, human, lock_json, mode_text, state_text};
+use crate::output::{self, holder_text, human, mode_text, state_text};
 use crate::settings;
 use crate::table::Table;
+use crate::view;
 
 pub(super) async fn ls(args: Ls) -> Result<u8, Failure> {
     let prefix = args.prefix.as_deref().map(settings::lock_name).transpose()?;
@@ -15,7 +15,7 @@ pub(super) async fn ls(args: Ls) -> Result<u8, Failure> {
     let locks = settings::connect(&url, "ls").await?;
     let list = locks.list(prefix.as_ref().map(LockName::as_str)).await?;
     if args.json {
-        output::json(&list.iter().map(lock_json).collect())?;
+        output::json(&list.iter().map(view::lock).collect::<Vec<_>>())?;
         return Ok(OK);
     }
     if list.is_empty() {
@@ -79,7 +79,7 @@ pub(super) async fn show(args: Show) -> Result<u8, Failure> {
     let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
     let info = settings::connect(&url, "show").await?.inspect(&name).await?;
     if args.json {
-        output::json(&lock_json(&info))?;
+        output::json(&view::lock(&info))?;
         return Ok(OK);
     }
     output::line(format!("{name}{}", if info.holders.is_empty() { ": not held" } else { "" }))?;
@@ -106,7 +106,7 @@ pub(super) async fn sessions(args: Sessions) -> Result<u8, Failure> {
     let url = settings::service_url(args.service.locks.as_deref())?;
     let sessions = settings::connect(&url, "sessions").await?.sessions().await?;
     if args.json {
-        output::json(&sessions.iter().map(session_json).collect())?;
+        output::json(&sessions.iter().map(view::session).collect::<Vec<_>>())?;
         return Ok(OK);
     }
     if sessions.is_empty() {
@@ -126,20 +126,6 @@ pub(super) async fn sessions(args: Sessions) -> Result<u8, Failure> {
     }
     table.print()?;
     Ok(OK)
-}
-
-fn session_json(session: &SessionInfo) -> Value {
-    json!({
-        "id": session.id,
-        "owner": session.owner,
-        "identity": session.identity,
-        "ttl_ms": session.ttl.as_millis() as u64,
-        "left_ms": session.left.as_millis() as u64,
-        "lock_delay_ms": session.lock_delay.as_millis() as u64,
-        "linger_ms": session.linger.as_millis() as u64,
-        "requests": session.requests,
-        "attached": session.attached,
-    })
 }
 
 fn session_note(session: &SessionInfo) -> String {

@@ -5,12 +5,13 @@ use std::net::IpAddr;
 use std::time::SystemTime;
 
 use lockkeeper::url::Url;
-use lockkeeper::{NodePart, NodeReport, ServiceStatus};
-use serde_json::{Value, json};
+use lockkeeper::{NodePart, NodeReport, NodeRole, ServiceStatus};
+use serde_json::json;
 
 use crate::exit::{Failure, UNAVAILABLE};
 use crate::output;
 use crate::table::Table;
+use crate::view;
 
 /// A node with more unapplied entries than this gets a warning. A node applies committed entries within one
 /// or two iterations of its event loop, so a larger number is a sign of slowness, not of normal load.
@@ -63,35 +64,6 @@ pub(super) fn lost_majority(nodes: &[NodeReport]) -> Option<Failure> {
     Some(Failure::new(UNAVAILABLE, text))
 }
 
-/// The nodes' status as JSON.
-pub(super) fn json(nodes: &[NodeReport]) -> Value {
-    let one = |node: &NodeReport| match &node.status {
-        Err(why) => json!({ "address": node.address, "answers": node.answers, "error": why }),
-        Ok(status) => json!({
-            "address": node.address,
-            "answers": true,
-            "version": status.version,
-            "node": status.node,
-            "cluster": status.cluster,
-            "incarnation": status.incarnation,
-            "leads": status.leads,
-            "leader": status.leader,
-            "term": status.term,
-            "applied": status.applied,
-            "committed": status.committed,
-            "snapshot": status.snapshot,
-            "last_token": status.last_token,
-            "sessions": status.sessions,
-            "requests": status.requests,
-            "streams": status.streams,
-            "rules": status.rules,
-            "certificate_ends": status.certificate_ends.map(unix_seconds),
-            "permissions": status.permissions,
-        }),
-    };
-    nodes.iter().map(one).collect()
-}
-
 /// Prints what the nodes say, before a failure that follows from it: as a table and lines on standard error,
 /// or as JSON.
 ///
@@ -100,7 +72,7 @@ pub(super) fn json(nodes: &[NodeReport]) -> Value {
 pub(super) fn print_all(nodes: &[NodeReport], as_json: bool) -> Result<(), Failure> {
     let warnings = warnings(nodes);
     if as_json {
-        return output::json(&json!({ "nodes": self::json(nodes), "warnings": warnings }));
+        return output::json(&json!({ "nodes": view::reports(nodes), "warnings": warnings }));
     }
     print(nodes)?;
     warnings.iter().for_each(output::say);
@@ -133,7 +105,7 @@ pub(super) fn print(nodes: &[NodeReport]) -> Result<(), Failure> {
             continue;
         };
         let role = match status.leader {
-            _ if status.leads => "leader",
+            _ if status.role == NodeRole::Leader => "leader",
             Some(_) => "follower",
             None => "no leader",
         };
@@ -228,10 +200,6 @@ fn end_of_certificate(address: &str, ends: SystemTime) -> Option<String> {
     (days < WARN_DAYS).then(|| {
         format!("the certificate of {address} ends in {days} days: renew it (`lockkeeper tls renew`)")
     })
-}
-
-fn unix_seconds(time: SystemTime) -> u64 {
-    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 fn silence(address: &str, why: &str, missing: &[(u64, &str)]) -> String {

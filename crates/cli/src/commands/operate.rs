@@ -3,12 +3,15 @@
 use std::time::{Duration, Instant};
 
 use lockkeeper::{BreakOrder, Broken, HolderInfo, HolderState, LockName, Locks, Token, TokenStatus};
+use lockkeeper_http::view::BreakView;
+use serde::Serialize;
 use serde_json::json;
 
 use crate::args::{Break, CheckToken, SetLimit};
 use crate::exit::{BUSY, Failure, NO, OK};
 use crate::output;
 use crate::settings;
+use crate::view;
 
 /// The interval at which `break --wait` looks whether the hold has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -31,14 +34,9 @@ pub(super) async fn break_hold(args: Break) -> Result<u8, Failure> {
         Some(limit) if broken == Broken::Done => Some(until_over(&locks, &name, token, limit).await?),
         _ => None,
     };
-    let live: Vec<u64> = match &broken {
-        Broken::NotCurrent { live } => live.iter().map(|token| token.get()).collect(),
-        _ => Vec::new(),
-    };
     let done = broken == Broken::Done;
     if args.json {
-        let says = broken.to_string();
-        output::json(&json!({ "broken": done, "over": is_over, "says": says, "live_tokens": live }))?;
+        output::json(&BrokenView { broken: view::broken(&broken), over: is_over })?;
     } else if !done {
         output::say(format_args!("{name}: {broken}"));
     } else {
@@ -54,6 +52,16 @@ pub(super) async fn break_hold(args: Break) -> Result<u8, Failure> {
         (true, Some(false)) => BUSY,
         (true, _) => OK,
     })
+}
+
+/// What a break has done.
+#[derive(Serialize)]
+struct BrokenView {
+    #[serde(flatten)]
+    broken: BreakView,
+    /// With `--wait`: whether the hold has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    over: Option<bool>,
 }
 
 /// Polls until the hold with this token has ended, at most for `limit`. Returns whether it has. Its token is
@@ -83,13 +91,12 @@ pub(super) async fn check_token(args: CheckToken) -> Result<u8, Failure> {
         TokenStatus::NotCurrent { live } => ("not current", live.clone()),
         TokenStatus::NeverIssued => ("never issued", Vec::new()),
     };
-    let live: Vec<u64> = live.iter().map(|token| token.get()).collect();
     if args.json {
-        output::json(&json!({ "status": says, "live_tokens": live }))?;
+        output::json(&view::token(&status))?;
     } else if live.is_empty() {
         output::line(says)?;
     } else {
-        let live: Vec<String> = live.iter().map(u64::to_string).collect();
+        let live: Vec<String> = live.iter().map(Token::to_string).collect();
         output::line(format!("{says}; live tokens: {}", live.join(", ")))?;
     }
     Ok(if status == TokenStatus::Current { OK } else { NO })
@@ -101,7 +108,7 @@ pub(super) async fn set_limit(args: SetLimit) -> Result<u8, Failure> {
     let permits = args.permits.0;
     settings::connect(&url, "set-limit").await?.set_limit(&name, permits).await?;
     if args.json {
-        output::json(&json!({ "name": name.as_str(), "limit": permits }))?;
+        output::json(&json!({ "name": name.as_str(), "permits": permits }))?;
     } else {
         output::line(match permits {
             Some(permits) => format!("{name}: {permits} permits from now on, whatever others ask for"),

@@ -38,7 +38,7 @@ pub(super) fn restore(args: Restore) -> Result<u8, Failure> {
 
 fn say_json(order: &Order, restored: &Restored) -> Result<(), Failure> {
     let dropped = &restored.dropped;
-    let sessions = dropped.sessions.iter().map(|(id, label)| json!({ "id": id, "owner": label }));
+    let sessions = dropped.sessions.iter().map(|(id, label)| json!({ "session": id, "label": label }));
     let closed = dropped.closed.iter().map(|(names, ms)| {
         json!({ "names": names.iter().map(|name| name.as_str()).collect::<Vec<_>>(), "closed_for_ms": ms })
     });

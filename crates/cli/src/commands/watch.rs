@@ -8,14 +8,15 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use lockkeeper::{BackendError, BackendErrorKind, LockInfo, LockName, Locks, Watch, WatchEvent};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::inspect::summary;
 use crate::args::Ls;
 use crate::exit::{Failure, INTERNAL, OK, chain};
 use crate::guardian::Signals;
-use crate::output::{self, lock_json, say};
+use crate::output::{self, say};
 use crate::settings;
+use crate::view;
 
 /// The polling interval for services without a watch.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -191,7 +192,7 @@ impl PrintedState {
 
     fn print(&self, event: &str, name: &LockName, info: Option<&LockInfo>) -> Result<(), Failure> {
         if self.json {
-            let lock = info.map_or(Value::Null, lock_json);
+            let lock = info.map(view::lock);
             return output::json(&json!({ "event": event, "name": name.as_str(), "lock": lock }));
         }
         let now = humantime::format_rfc3339_seconds(SystemTime::now());

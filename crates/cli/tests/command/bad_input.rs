@@ -92,7 +92,7 @@ fn commands_that_cannot_be_executed_are_refused() {
     place
         .ran("run x -- ./data")
         .is_one_line(exit::NOT_EXECUTABLE, &["`./data`", "not executable", "permissions"]);
-    assert_eq!(place.shown("x")["holders"].as_array().unwrap().len(), 0, "released all the same");
+    assert_eq!(place.shown("x")["holds"].as_array().unwrap().len(), 0, "released all the same");
 }
 
 #[test]

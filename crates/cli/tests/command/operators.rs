@@ -20,11 +20,11 @@ fn ls_and_show_list_holders_and_waiters() {
     let _other = place.holder("other", &[]);
 
     let shown = place.shown("orders/42");
-    let held = &shown["holders"][0];
+    let held = &shown["holds"][0];
     assert_eq!(held["token"], holder.token);
     assert_eq!((&held["mode"], &held["state"]), (&json!("exclusive"), &json!("held")));
-    assert_eq!(held["meta"], json!({ "ticket": "5" }));
-    assert!(held["owner"].as_str().unwrap().contains("pid"), "{held}");
+    assert_eq!(held["meta"], "ticket=5");
+    assert!(held["label"].as_str().unwrap().contains("pid"), "{held}");
     assert!(held["held_for_ms"].is_u64(), "{held}");
     assert_eq!(shown["waiters"][0]["mode"], "exclusive");
 
@@ -54,8 +54,8 @@ fn check_token_reports_current_not_current_and_never_issued() {
         (ended.code, said["status"].as_str().unwrap().to_owned(), said["live_tokens"].clone())
     };
     assert_eq!(ask(holder.token), (0, "current".to_owned(), json!([])));
-    assert_eq!(ask(holder.token - 1), (1, "not current".to_owned(), json!([holder.token])));
-    assert_eq!(ask(holder.token + 1), (1, "never issued".to_owned(), json!([])));
+    assert_eq!(ask(holder.token - 1), (1, "not-current".to_owned(), json!([holder.token])));
+    assert_eq!(ask(holder.token + 1), (1, "never-issued".to_owned(), json!([])));
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn break_applies_only_to_the_hold_with_the_given_token() {
     missing.is_one_line(exit::USAGE, &["--token", "`lockkeeper show NAME` prints the tokens"]);
     let ended = place.ran(&format!("break x --token {} --reason test --now", holder.token));
     ended.is_one_line(exit::USAGE, &["only the kernel ends a flock", "kill -9"]);
-    assert_eq!(place.shown("x")["holders"][0]["state"], "held");
+    assert_eq!(place.shown("x")["holds"][0]["state"], "held");
 }
 
 #[test]

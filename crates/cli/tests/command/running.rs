@@ -119,7 +119,7 @@ fn command_ignoring_sigterm_is_killed_after_the_grace() {
     let words = ["run", "--grace", "200ms", "--status-file", "s.json", "x", "--", "sh", "-c", script];
     let running = place.lockkeeper(words).started();
     wait_until("the command is ready", || place.path("ready").exists());
-    let token = place.shown("x")["holders"][0]["token"].as_u64().unwrap();
+    let token = place.shown("x")["holds"][0]["token"].as_u64().unwrap();
     assert_eq!(place.ran(&format!("break x --token {token} --reason test")).code, 0);
     assert_eq!(running.ended().code, i32::from(exit::LOST));
     assert_eq!(json_file(&place.path("s.json"))["signal"], 9);
@@ -193,10 +193,7 @@ fn label_of_another_client_is_printed_on_one_line() {
         let printed = ended.out + &ended.err;
         assert!(printed.contains(shown) && !printed.contains('\x1b'), "{line}: {printed:?}");
     }
-    assert!(
-        place.shown("x")["holders"][0]["owner"].as_str().unwrap().starts_with(label),
-        "JSON is unchanged"
-    );
+    assert!(place.shown("x")["holds"][0]["label"].as_str().unwrap().starts_with(label), "JSON is unchanged");
 }
 
 #[test]
@@ -240,7 +237,7 @@ fn owner_names_the_program_without_its_arguments() {
         let words = [&["run"], options, &[name, "--", "/bin/sh", "-c", script, "password=hunter2"]].concat();
         let running = place.lockkeeper(words).current_dir(place.path("")).started();
         wait_until("it runs", || place.path(&format!("begun-{name}")).exists());
-        let owner = place.shown(name)["holders"][0]["owner"].as_str().unwrap().to_owned();
+        let owner = place.shown(name)["holds"][0]["label"].as_str().unwrap().to_owned();
         running.signal(Signal::SIGTERM);
         owner
     };

@@ -127,7 +127,7 @@ fn lock_kept_closed_is_busy() {
     let place = Place::new();
     assert_eq!(place.ran("run --keep-closed 1h nightly -- true").code, 0);
     place.ran("run --try nightly -- true").is_one_line(exit::BUSY, &["`nightly`", "closed for another 59m"]);
-    assert_eq!(place.shown("nightly")["holders"][0]["state"], "closed");
+    assert_eq!(place.shown("nightly")["holds"][0]["state"], "closed");
 }
 
 #[test]

@@ -117,8 +117,8 @@ fn each_caller_may_do_what_the_permissions_say_at_any_node() {
         let url = shop.url(at, "billing");
         let holder = shop.place.bare(["run", "--locks", &url, "orders/42", "--", "sleep", "60"]).started();
         let shown = || shop.ran(at, "reports", "show orders/42 --json").json();
-        wait_until("billing holds the lock", || shown()["holders"][0]["identity"] == "billing");
-        let token = shown()["holders"][0]["token"].clone();
+        wait_until("billing holds the lock", || shown()["holds"][0]["identity"] == "billing");
+        let token = shown()["holds"][0]["token"].clone();
         let sessions = shop.ran(at, "reports", "sessions --json").json();
         assert_eq!(sessions[0]["identity"], "billing", "{sessions}");
         shop.ran(at, "billing", "ls").is_one_line(PERMISSION, &["billing may not read all names"]);
@@ -168,8 +168,7 @@ fn acquires_are_denied_and_a_change_holds_for_new_requests_of_running_sessions()
     let url = shop.url(0, "billing");
     let holder =
         shop.place.bare(["run", "--locks", &url, "--ttl", "3s", "orders/7", "--", "sleep", "60"]).started();
-    let holders =
-        || shop.ran(0, "client", "show orders/7 --json").json()["holders"].as_array().unwrap().len();
+    let holders = || shop.ran(0, "client", "show orders/7 --json").json()["holds"].as_array().unwrap().len();
     wait_until("billing holds the lock", || holders() == 1);
     let mut watch = shop.place.bare(["watch", "orders", "--locks", &url]).started();
     let mut first = String::new();
@@ -212,7 +211,7 @@ fn quotas_are_errors_that_say_how_much_there_is_and_change_with_the_file() {
     let url = shop.url(0, "billing");
     let holder = shop.place.bare(["run", "--locks", &url, "orders/1", "--", "sleep", "60"]).started();
     let shown = || shop.ran(0, "reports", "show orders/1 --json").json();
-    wait_until("billing holds the lock", || shown()["holders"].as_array().is_some_and(|it| it.len() == 1));
+    wait_until("billing holds the lock", || shown()["holds"].as_array().is_some_and(|it| it.len() == 1));
     shop.permits(&quota(1));
     for at in 0..3 {
         run(at, "billing", "orders/2").is_one_line(

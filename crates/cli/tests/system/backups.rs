@@ -72,7 +72,7 @@ fn restore_of_a_backup_under_load_issues_tokens_above_all_earlier_ones() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|session| session["owner"].as_str().unwrap())
+        .map(|session| session["label"].as_str().unwrap())
         .collect();
     assert!(owners.iter().any(|owner| owner.ends_with(": sh")), "{first}");
     assert!(first["dropped"]["waiters"].as_u64() >= Some(1) && first["dropped"]["holds"].as_u64() >= Some(2));
@@ -86,16 +86,16 @@ fn restore_of_a_backup_under_load_issues_tokens_above_all_earlier_ones() {
         .as_array()
         .unwrap()
         .iter()
-        .filter(|session| owners.contains(&session["owner"].as_str().unwrap()) && session["requests"] != 0)
+        .filter(|session| owners.contains(&session["label"].as_str().unwrap()) && session["requests"] != 0)
         .collect();
     assert!(left.is_empty(), "old sessions live: {left:?}");
-    assert_eq!(place.shown("orders/42")["holders"][0]["state"], "closed");
+    assert_eq!(place.shown("orders/42")["holds"][0]["state"], "closed");
     assert_eq!(place.ran("run --try orders/42 -- true").code, i32::from(exit::BUSY));
     assert_eq!(place.ran("run --try reports -- true").code, 0, "it is free");
     assert_eq!(place.ran(&format!("check-token reports {}", plain.token)).code, i32::from(exit::NO));
     let wrong = place.ran("run --try --permit=9 gpu -- true");
     assert_eq!(wrong.code, 0, "the stored number goes for everyone: {wrong:?}");
-    assert_eq!(place.shown("gpu")["limit"], 4);
+    assert_eq!(place.shown("gpu")["permits"], 4);
     node.kill();
 
     let second = said(&place, "restore locks --data second --node 3");
@@ -106,7 +106,7 @@ fn restore_of_a_backup_under_load_issues_tokens_above_all_earlier_ones() {
     node.kill();
     let (place, _node, later) = served(place, "second");
     assert_eq!(later[0], again[1] + 1);
-    assert_eq!(place.shown("orders/42")["holders"][0]["state"], "closed");
+    assert_eq!(place.shown("orders/42")["holds"][0]["state"], "closed");
     // The old cluster's clients are not contacted by the new cluster: their holds end by their own clocks.
     drop((careful, plain, waiter));
 }

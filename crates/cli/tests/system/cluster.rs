@@ -104,7 +104,7 @@ fn cluster_grows_from_one_node_to_three_and_the_first_one_is_removed() {
     let status = place.status();
     assert_eq!(parts(&status), [(2, "voter"), (3, "voter")]);
     assert_eq!(status["removed"], Value::from(vec![1]));
-    assert_eq!(place.shown("kept")["holders"][0]["token"], holder.token);
+    assert_eq!(place.shown("kept")["holds"][0]["token"], holder.token);
     let again = place.ran(&format!("cluster add 1={}", peers(&ports[0])));
     is_refused(&again, &["node 1 was removed", "never used", "`--node 4`"]);
     let gone = place.ran("cluster remove 1");
@@ -199,16 +199,20 @@ fn new_node_receives_a_snapshot_if_the_log_was_truncated() {
     assert!(two.log().contains("node 1 sends a snapshot"), "{}", two.log());
     let led = place.ran("cluster transfer --to 2");
     assert_eq!(led.out, "node 2 leads\n", "{led:?}");
-    assert_eq!((&place.shown("before")["limit"], &place.shown("after")["limit"]), (&7.into(), &7.into()));
+    assert_eq!((&place.shown("before")["permits"], &place.shown("after")["permits"]), (&7.into(), &7.into()));
     // The new node restarts from the snapshot that it has received.
     let (listening, at) = (two.listening(), peers(&ports[1]));
     two.kill();
     let two = place.begin("node2", &["--listen", &listening, "--node", "2", "--peer-listen", &at]).ready();
     wait_until("both are up to date", || {
         let status = place.status();
-        status["nodes"].as_array().unwrap().iter().all(|node| node["behind"] == 0 && node["answers"] == true)
+        status["nodes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|node| node["matched"] == status["last"] && node["answers"] == true)
     });
-    assert_eq!(place.shown("before")["limit"], 7);
+    assert_eq!(place.shown("before")["permits"], 7);
     drop((one, two));
 }
 
@@ -243,7 +247,7 @@ fn single_node_cluster_can_be_extended_later() {
     let two = place.begin("node2", &["--listen", "127.0.0.1:0", "--node", "2", "--peer-listen", &peers_two]);
     let (_one, two) = (one.ready(), two.ready());
     let place = place.over(&format!("{both},{}", two.listening()));
-    assert_eq!(place.shown("before")["limit"], 7);
+    assert_eq!(place.shown("before")["permits"], 7);
 }
 
 /// A restore creates a cluster of one node, at any address; a backup can be requested from any node.
@@ -271,8 +275,8 @@ fn nodes_join_a_restored_cluster_and_a_follower_serves_the_next_backup() {
     assert_eq!(parts(&place.status()), [(5, "voter"), (6, "voter")]);
 
     let place = place.over(&six.url());
-    assert_eq!(place.shown("gpu")["limit"], 4);
-    assert_eq!(place.shown("orders/42")["holders"][0]["state"], "closed");
+    assert_eq!(place.shown("gpu")["permits"], 4);
+    assert_eq!(place.shown("orders/42")["holds"][0]["state"], "closed");
     let next = place.ran("backup next --json");
     assert_eq!((next.code, next.err.as_str()), (i32::from(OK), ""), "{next:?}");
     let next: Value = serde_json::from_str(&next.out).unwrap();

@@ -180,7 +180,7 @@ fn next_leader_knows_for_how_long_a_lock_is_held() {
     let nodes = three.founded();
     let place = Place::new().over(&format!("{},{}", nodes[&1].url(), nodes[&2].listening()));
     let _holder = place.holder("x", &[]);
-    let held = || place.shown("x")["holders"][0]["held_for_ms"].as_u64();
+    let held = || place.shown("x")["holds"][0]["held_for_ms"].as_u64();
     let before = held().expect("the leader knows");
     assert_eq!(place.ran("cluster transfer").code, i32::from(exit::OK));
     wait_until("the next leader says it", || held().is_some_and(|after| after >= before));

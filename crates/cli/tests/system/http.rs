@@ -149,7 +149,7 @@ fn programs_of_the_page_stop_when_their_hold_is_broken() {
     wait_until("the jobs run", || (0..4).all(|index| place.path(&format!("up-{index}")).exists()));
     let place = place.over(&node.url());
     for (name, now, _) in &running {
-        let token = place.shown(name)["holders"][0]["token"].as_u64().unwrap();
+        let token = place.shown(name)["holds"][0]["token"].as_u64().unwrap();
         let more = if *now { "--now" } else { "" };
         let ended = place.ran(&format!("break {name} --token {token} --reason test {more}"));
         assert_eq!(ended.code, 0, "{ended:?}");

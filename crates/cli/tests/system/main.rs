@@ -15,6 +15,7 @@ mod forming;
 mod gate;
 mod grace;
 mod http;
+mod json;
 mod metrics;
 #[path = "../command/node.rs"]
 #[allow(dead_code, reason = "shared with the tests of `command`")]

@@ -32,7 +32,7 @@ fn runs_and_excludes(place: &Place) {
     let busy = place.ran("run --try jobs/1 -- true");
     assert_eq!(busy.code, i32::from(exit::BUSY), "{busy:?}");
     let shown = place.shown("jobs/1");
-    assert_eq!(shown["holders"][0]["token"], holder.token);
+    assert_eq!(shown["holds"][0]["token"], holder.token);
     let waiter = place.lockkeeper(["run", "jobs/1", "--", "sh", "-c", "echo $LOCKKEEPER_TOKEN"]).started();
     place.wait_for_waiters("jobs/1", 1);
     assert!(place.ran("ls").out.contains("jobs/1"));

@@ -44,7 +44,7 @@ fn owners(place: &Place) -> BTreeMap<String, usize> {
     let locks = printed.as_array().or(printed["locks"].as_array()).expect("a list");
     let mut owners = BTreeMap::new();
     for lock in locks.iter().filter(|lock| !lock["name"].as_str().unwrap().contains("members")) {
-        let owner = lock["holders"][0]["owner"].as_str().unwrap().to_owned();
+        let owner = lock["holds"][0]["label"].as_str().unwrap().to_owned();
         *owners.entry(owner).or_default() += 1;
     }
     owners

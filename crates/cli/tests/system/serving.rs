@@ -59,9 +59,9 @@ fn holders_waiters_and_sessions_are_listed() {
     let holder = place.holder("orders/42", &["--meta", "ticket=5"]);
     let waiter = place.lockkeeper(["run", "--ttl", "10s", "orders/42", "--", "true"]).started();
     place.wait_for_waiters("orders/42", 1);
-    let held = &place.shown("orders/42")["holders"][0];
-    assert_eq!((&held["token"], &held["meta"]), (&json!(holder.token), &json!({ "ticket": "5" })));
-    assert!(held["held_for_ms"].is_u64() && held["owner"].as_str().unwrap().ends_with(": sh"), "{held}");
+    let held = &place.shown("orders/42")["holds"][0];
+    assert_eq!((&held["token"], &held["meta"]), (&json!(holder.token), &json!("ticket=5")));
+    assert!(held["held_for_ms"].is_u64() && held["label"].as_str().unwrap().ends_with(": sh"), "{held}");
     let text = place.ran("show orders/42").out;
     for words in ["orders/42", &holder.token.to_string(), "ticket=5", "1. in the queue"] {
         assert!(text.contains(words), "no {words:?} in {text}");
@@ -97,7 +97,7 @@ fn watch_prints_state_changes_and_vacancies_across_a_restart() {
     let first = place.holder("a", &[]);
     let mut watching = Watching::start(&place);
     let state = watching.until("state");
-    assert_eq!((&state["name"], &state["lock"]["holders"][0]["token"]), (&json!("a"), &json!(first.token)));
+    assert_eq!((&state["name"], &state["lock"]["holds"][0]["token"]), (&json!("a"), &json!(first.token)));
     watching.until("synced");
     let second = place.holder("b", &[]);
     assert_eq!(watching.until("changed")["name"], "b");
@@ -132,13 +132,13 @@ fn killed_node_keeps_holds_queue_and_token_counter() {
     node.kill();
     let _node = place.serve(&listening);
     let shown = place.shown("x");
-    assert_eq!((&shown["holders"][0]["token"], &shown["waiter_count"]), (&json!(holder.token), &json!(1)));
+    assert_eq!((&shown["holds"][0]["token"], &shown["waiter_count"]), (&json!(holder.token), &json!(1)));
     assert_eq!(place.ran("run --try x -- true").code, i32::from(exit::BUSY));
     holder.signal(Signal::SIGTERM);
     assert_eq!(holder.ended().code, 143);
     let ended = waiter.ended();
     assert_eq!(ended.code, 0, "{ended:?}");
-    assert!(ended.out.trim().parse::<u64>().unwrap() > shown["holders"][0]["token"].as_u64().unwrap());
+    assert!(ended.out.trim().parse::<u64>().unwrap() > shown["holds"][0]["token"].as_u64().unwrap());
 }
 
 #[test]
@@ -169,10 +169,10 @@ fn tokens_rise_after_the_data_directory_is_deleted() {
 #[test]
 fn stored_permit_limit_applies_to_all_requests() {
     let (place, _node) = Place::new().served();
-    assert_eq!(place.ran("set-limit gpu 1 --json").out, "{\"limit\":1,\"name\":\"gpu\"}\n");
+    assert_eq!(place.ran("set-limit gpu 1 --json").out, "{\"name\":\"gpu\",\"permits\":1}\n");
     let _first = place.holder("gpu", &["--permit=3"]);
     assert_eq!(place.ran("run --try --permit=3 gpu -- true").code, i32::from(exit::BUSY));
-    assert_eq!(place.shown("gpu")["limit"], 1);
+    assert_eq!(place.shown("gpu")["permits"], 1);
     assert_eq!(place.ran("set-limit gpu 2").code, 0);
     assert_eq!(place.ran("run --try --permit gpu -- true").code, 0);
     place.ran("set-limit gpu 0").is_one_line(exit::USAGE, &["0", "65536"]);
@@ -212,7 +212,7 @@ fn doctor_reports_node_status_and_warnings() {
     assert_eq!((ended.code, ended.err.as_str()), (0, ""));
     let said: Value = serde_json::from_str(&ended.out).unwrap();
     let here = &said["nodes"][0];
-    assert_eq!((&here["leads"], &here["answers"]), (&json!(true), &json!(true)), "{said}");
+    assert_eq!((&here["role"], &here["answers"]), (&json!("leader"), &json!(true)), "{said}");
     assert_eq!(here["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(said["warnings"], json!([]));
     for words in ["APPLIED", "SESSIONS", "leader"] {

@@ -191,7 +191,7 @@ fn peers_port_refuses_strangers_with_certificates_of_the_same_authority() {
 fn renewed_files_are_used_without_an_end_of_sessions_and_bad_ones_change_nothing() {
     let (place, node) = Place::new().certified(1).over_certified_node();
     let holder = place.holder("a", &["--ttl", "5s"]);
-    let token = place.shown("a")["holders"][0]["token"].clone();
+    let token = place.shown("a")["holds"][0]["token"].clone();
 
     let renewed = place.ran("tls renew tls --days 5");
     assert_eq!(renewed.code, i32::from(OK), "{renewed:?}");
@@ -209,7 +209,7 @@ fn renewed_files_are_used_without_an_end_of_sessions_and_bad_ones_change_nothing
     });
     assert_eq!(place.ran("ls").code, i32::from(OK), "the old ones are in use");
     std::fs::write(&certificate, good).unwrap();
-    assert_eq!(place.shown("a")["holders"][0]["token"], token, "its session has not ended");
+    assert_eq!(place.shown("a")["holds"][0]["token"], token, "its session has not ended");
     drop(holder);
 }
 
@@ -259,7 +259,7 @@ fn certificates_of_three_nodes_change_under_load_without_a_lost_session() {
     place.replace(&["new/client.pem"], "tls/client.pem");
     place.replace(&["new/ca.pem"], "tls/ca.pem");
     nodes.iter().for_each(reload);
-    assert_eq!(place.shown("kept")["holders"][0]["token"], holder.token, "its session has not ended");
+    assert_eq!(place.shown("kept")["holds"][0]["token"], holder.token, "its session has not ended");
     wait_until("every node answers", || place.ran("cluster status").code == i32::from(OK));
 }
 

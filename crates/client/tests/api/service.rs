@@ -98,7 +98,7 @@ async fn operators_see_sessions_locks_tokens_and_the_node() {
     let worth = two.check_token("a/b", other.token_hint().unwrap()).await.unwrap();
     assert_eq!(worth, TokenStatus::NotCurrent { live: vec![token] });
     let status = one.status().await.unwrap();
-    assert!(status.leads && status.leader == Some(status.node));
+    assert!(status.role == lockkeeper::NodeRole::Leader && status.leader == Some(status.node));
     assert_eq!((status.sessions, status.requests, status.streams), (2, 2, 2));
     assert_eq!(status.last_token, other.token_hint().unwrap().get());
 }

@@ -39,14 +39,15 @@ use crate::access::Access;
 use crate::audit::Audit;
 use crate::disk::DataDirectory;
 use crate::inbox::{Inbox, ReplicaStatus};
-use crate::options::{ConnectionLimits, HazardPlayer, MetricsPage};
+use crate::options::{ConnectionLimits, MetricsPage};
 use crate::peers::Directory;
 use crate::tls::NodeTls;
 use crate::traces::TraceArrivals;
 use callers::Callers;
 use calls::Calls;
 use grpc::GrpcInterface;
-use http::{Hazards, HttpInterface, Metrics};
+use http::{HttpServed, Metrics};
+use lockkeeper_http::{HazardPlayer, HttpInterface};
 use replica_handle::ReplicaHandle;
 use sessions::ClientSessions;
 use transport::{Port, Transport};
@@ -108,13 +109,12 @@ impl Front {
         if let Some(HttpPort { listener, metrics, hazards }) = http {
             let is_local = self.calls.tls.is_none()
                 && listener.local_addr().is_ok_and(|it| it.ip().to_canonical().is_loopback());
-            let interface = HttpInterface::new(
-                calls.clone(),
-                routes.clone(),
-                is_local,
-                metrics.map(|page| Arc::new(Metrics::new(page))),
-                hazards.map(|player| Arc::new(Hazards::new(player))),
-            );
+            let interface = HttpServed {
+                interface: HttpInterface::new(is_local, hazards),
+                calls: calls.clone(),
+                routes: routes.clone(),
+                metrics: metrics.map(|page| Arc::new(Metrics::new(page))),
+            };
             ports.push(Port { listener, interface: Arc::new(interface) });
         }
         ports.push(Port { listener, interface: Arc::new(GrpcInterface { calls, routes }) });

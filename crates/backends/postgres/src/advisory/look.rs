@@ -92,19 +92,15 @@ impl Seen {
     fn holder(&self) -> HolderInfo {
         let revoked = self.note.as_ref().and_then(|note| note.revoked.clone());
         HolderInfo {
-            identity: String::new(),
             token: self.token(),
             mode: self.mode,
-            subtree: false,
-            slot: None,
-            owner: self.owner(),
             held_for: self.held.map(|held| Duration::from_secs(self.now.saturating_sub(held.since))),
             state: match revoked {
                 Some(Revocation { reason, by, .. }) => HolderState::Revoked { reason, by },
                 None => HolderState::Held,
             },
             meta: self.meta(),
-            value: Vec::new(),
+            ..HolderInfo::exclusive(self.owner())
         }
     }
 }
@@ -121,19 +117,11 @@ fn info(name: LockName, seen: &[Seen]) -> LockInfo {
     holders.sort_by_key(|holder| holder.token);
     let waiting = || seen.iter().filter(|seen| !seen.granted);
     let waiters = waiting().take(WAITERS_SHOWN);
-    let waiter = |seen: &Seen| WaiterInfo {
-        owner: seen.owner(),
-        identity: String::new(),
-        mode: seen.mode,
-        meta: seen.meta(),
-    };
+    let waiter = |seen: &Seen| WaiterInfo::new(seen.owner(), seen.mode, seen.meta());
     LockInfo {
-        name,
-        holder_count: holders.len(),
-        holders,
         waiter_count: waiting().count(),
         waiters: waiters.map(waiter).collect(),
-        limit: None,
+        ..LockInfo::held_by(name, holders)
     }
 }
 

@@ -156,7 +156,7 @@ pub(super) fn looked(rows: &[Row]) -> Result<Vec<LockInfo>, BackendError> {
         // An invalid lock name was not written by this library.
         let Ok(name) = LockName::parse(&name) else { continue };
         if locks.last().is_none_or(|last| last.name != name) {
-            locks.push(unused(name));
+            locks.push(LockInfo::free(name));
         }
         let Some(lock) = locks.last_mut() else { continue };
         let permits: Option<i32> = column(row, 11)?;
@@ -169,23 +169,21 @@ pub(super) fn looked(rows: &[Row]) -> Result<Vec<LockInfo>, BackendError> {
         let Some(held) = held else {
             let total: i64 = column(row, 12)?;
             lock.waiter_count = usize::try_from(total).unwrap_or(0);
-            lock.waiters.push(WaiterInfo { owner, identity: String::new(), mode, meta });
+            lock.waiters.push(WaiterInfo::new(owner, mode, meta));
             continue;
         };
         let (slot, age): (i32, Option<i64>) = (column(row, 3)?, column(row, 5)?);
         let state = state(row)?;
+        let owner = if matches!(state, HolderState::Closed { .. }) { String::new() } else { owner };
         lock.holder_count += 1;
         lock.holders.push(HolderInfo {
-            identity: String::new(),
-            value: Vec::new(),
             token: token(held),
             mode,
-            subtree: false,
             slot: permit.then(|| u32::try_from(slot).unwrap_or(0)),
-            owner: if matches!(state, HolderState::Closed { .. }) { String::new() } else { owner },
             held_for: age.map(millis),
-            state,
             meta,
+            state,
+            ..HolderInfo::exclusive(owner)
         });
     }
     Ok(locks)
@@ -204,11 +202,6 @@ fn state(row: Option<&Row>) -> Result<HolderState, BackendError> {
         }
         _ => HolderState::Held,
     })
-}
-
-/// A lock without holders and waiters.
-pub(super) fn unused(name: LockName) -> LockInfo {
-    LockInfo { name, holders: Vec::new(), holder_count: 0, waiter_count: 0, waiters: Vec::new(), limit: None }
 }
 
 /// A mode as arguments of `row_acquire`: whether it is a permit, and the number of permits.

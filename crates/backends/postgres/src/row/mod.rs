@@ -24,7 +24,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use tokio_postgres::error::SqlState;
 
-use self::calls::{BREAK, CHECK_TOKEN, LOOK, SETTINGS, VERSION_OF, broken, column, looked, tokens, unused};
+use self::calls::{BREAK, CHECK_TOKEN, LOOK, SETTINGS, VERSION_OF, broken, column, looked, tokens};
 use self::database::{Database, Params};
 use self::listen::{Hearing, Listener, Listening};
 use self::store::{RowStore, text};
@@ -211,7 +211,7 @@ impl Backend for RowBackend {
         Box::pin(async move {
             let rows =
                 self.store.ask(&LOOK, &[&name.as_str(), &false, &WAITERS_SHOWN], "look at a lock").await?;
-            Ok(looked(&rows)?.pop().unwrap_or_else(|| unused(name)))
+            Ok(looked(&rows)?.pop().unwrap_or_else(|| LockInfo::free(name)))
         })
     }
 

@@ -87,7 +87,7 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
             "others": info.map(|info| json!({ "excluded": info.excludes, "exclude": info.excluded_by })),
             "abilities": abilities,
             "promises": promises, "acquire_us": acquired.as_micros() as u64, "release_us": released.as_micros() as u64,
-            "token": token.map(lockkeeper::Token::get), "settings": settings, "nodes": nodes::json(&nodes),
+            "token": token.map(lockkeeper::Token::get), "settings": settings, "nodes": crate::view::reports(&nodes),
             "warnings": warnings,
         }))?;
         return Ok(code);

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use lockkeeper::{BackendError, Leader, LeaderWatch, LockName, Token};
-use serde_json::{Value, json};
+use lockkeeper_http::view::content::shown;
+use serde::Serialize;
+use serde_json::json;
 
 use super::outage::OutageReport;
 use super::{PAUSE, RunEnd, install_signals, pause, under_lock};
@@ -129,7 +131,7 @@ fn interruption(error: &BackendError) -> String {
 
 fn print(name: &LockName, leader: Option<&Leader>, json: bool) -> Result<(), Failure> {
     if json {
-        return output::json(&json!({ "name": name.as_str(), "leader": leader.map(leader_json) }));
+        return output::json(&json!({ "name": name.as_str(), "leader": leader.map(LeaderView::from) }));
     }
     let Some(leader) = leader else { return output::line(format!("`{}`: nobody leads", name.as_str())) };
     let token = leader.token.map(|token| format!(", token {token}")).unwrap_or_default();
@@ -140,10 +142,21 @@ fn print(name: &LockName, leader: Option<&Leader>, json: bool) -> Result<(), Fai
     output::line(format!("`{}`: {} leads{token}{value}", name.as_str(), leader.owner))
 }
 
-fn leader_json(leader: &Leader) -> Value {
-    json!({
-        "token": leader.token.map(Token::get),
-        "owner": leader.owner,
-        "value": String::from_utf8_lossy(&leader.value),
-    })
+/// A leader, with the names that the same fields have in a hold (docs/json.md).
+#[derive(Serialize)]
+struct LeaderView {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<u64>,
+    label: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value_base64: Option<String>,
+}
+
+impl From<&Leader> for LeaderView {
+    fn from(leader: &Leader) -> Self {
+        let (value, value_base64) = shown(leader.value.clone());
+        Self { token: leader.token.map(Token::get), label: leader.owner.clone(), value, value_base64 }
+    }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lockkeeper_hazard::{Settings, page, play};
-use lockkeeper_server::{HazardPlayer, PageFile};
+use lockkeeper_http::{HazardPlayer, PageFile};
 use serde_json::json;
 
 /// The page, and what computes its traces.

@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use lockkeeper_backend::{
-    BackendError, BackendErrorKind, Broken, HolderInfo, HolderState, LockInfo, ServiceStatus, SessionInfo,
-    WaiterInfo, decode_meta,
+    BackendError, BackendErrorKind, Broken, HolderInfo, HolderState, LockInfo, NodeRole, ServiceStatus,
+    SessionInfo, WaiterInfo, decode_meta,
 };
 use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use lockkeeper_wire::v1;
@@ -40,12 +40,14 @@ pub(super) fn lock(lock: v1::Lock) -> Result<LockInfo, BackendError> {
         waiter_count: usize::try_from(lock.waiter_count).unwrap_or(usize::MAX),
         waiters: lock.waiters.into_iter().map(waiter).collect::<Result<_, _>>()?,
         limit: lock.permits,
+        limit_stored: lock.permits_stored,
     })
 }
 
 fn hold(hold: v1::Hold) -> Result<HolderInfo, BackendError> {
     Ok(HolderInfo {
         token: Some(token(hold.token)?),
+        session: (hold.session != 0).then_some(hold.session),
         mode: mode(hold.mode())?,
         subtree: hold.subtree,
         slot: hold.slot,
@@ -65,7 +67,9 @@ fn hold(hold: v1::Hold) -> Result<HolderInfo, BackendError> {
 
 fn waiter(waiter: v1::Waiter) -> Result<WaiterInfo, BackendError> {
     Ok(WaiterInfo {
+        session: Some(waiter.session),
         mode: mode(waiter.mode())?,
+        subtree: waiter.subtree,
         owner: waiter.label,
         identity: waiter.identity,
         meta: decode_meta(&waiter.meta),
@@ -88,7 +92,11 @@ pub(super) fn session(session: v1::Session) -> SessionInfo {
 
 pub(super) fn status(status: v1::StatusResponse) -> ServiceStatus {
     ServiceStatus {
-        leads: status.role() == v1::Role::Leader,
+        role: match status.role() {
+            v1::Role::Follower | v1::Role::Unspecified => NodeRole::Follower,
+            v1::Role::Candidate => NodeRole::Candidate,
+            v1::Role::Leader => NodeRole::Leader,
+        },
         version: status.version,
         node: status.node,
         incarnation: status.incarnation,
@@ -108,6 +116,8 @@ pub(super) fn status(status: v1::StatusResponse) -> ServiceStatus {
         certificate_ends: (status.certificate_ends > 0)
             .then(|| SystemTime::UNIX_EPOCH + Duration::from_secs(status.certificate_ends)),
         permissions: Some(status.permissions).filter(|digest| !digest.is_empty()),
+        disk_used_bytes: status.disk_used_bytes,
+        disk_free_bytes: status.disk_free_bytes,
     }
 }
 

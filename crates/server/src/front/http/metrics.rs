@@ -1,21 +1,18 @@
 //! `/metrics`: the metrics in this process's recorder, and the replica's state at the time of the request.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use axum::extract::State;
-use axum::http::header;
-use axum::response::IntoResponse;
 use lockkeeper_core::LockName;
 use lockkeeper_replica::{Activity, Answer, Question};
 use nix::time::ClockId;
+use tonic::Status;
 use tonic::metadata::MetadataMap;
 
-use super::HttpState;
-use super::call::{Identified, unexpected};
-use super::problem::{Problem, ProblemCode};
-use crate::access::Permission;
+use crate::front::callers::Caller;
+use crate::front::calls::Calls;
+use crate::front::statuses::unexpected;
 use crate::observe;
 use crate::options::MetricsPage;
 
@@ -44,6 +41,19 @@ impl Metrics {
     pub(in crate::front) fn new(page: MetricsPage) -> Self {
         let shown = Shown { clocks: clocks(), ..Shown::default() };
         Self { page, state: Mutex::new(shown) }
+    }
+
+    /// Sets the metrics of the node's state, and renders the page.
+    pub(super) async fn page(&self, calls: &Arc<Calls>, caller: &Caller) -> Result<String, Status> {
+        let answer = calls.ask(&MetadataMap::new(), &caller.identity, self.question()).await?;
+        let Answer::Load(load) = answer else { return Err(unexpected()) };
+        self.show(&load);
+        let ends =
+            calls.tls.as_ref().and_then(|tls| tls.expires().duration_since(SystemTime::UNIX_EPOCH).ok());
+        if let Some(ends) = ends {
+            observe::certificate_ends(ends);
+        }
+        Ok((self.page.render)())
     }
 
     fn question(&self) -> Question {
@@ -83,26 +93,4 @@ fn clocks() -> Option<(Duration, Duration)> {
     let clock = ClockId::CLOCK_MONOTONIC.now().ok()?;
     let raw = ClockId::CLOCK_MONOTONIC_RAW.now().ok()?;
     Some((clock.into(), raw.into()))
-}
-
-/// The metrics of this node, for Prometheus.
-#[utoipa::path(get, path = "/metrics", tag = "cluster",
-    responses((status = 200, body = String, content_type = "text/plain")))]
-pub(super) async fn metrics(
-    Identified { calls, caller }: Identified,
-    State(HttpState { metrics, .. }): State<HttpState>,
-) -> Result<impl IntoResponse, Problem> {
-    calls.callers.authorize_for(&caller, Permission::Read, None)?;
-    let Some(metrics) = metrics else {
-        let text = "this process records no metrics: `lockkeeper serve` does";
-        return Err(Problem::new(ProblemCode::NotFound, text));
-    };
-    let answer = calls.ask(&MetadataMap::new(), &caller.identity, metrics.question()).await?;
-    let Answer::Load(load) = answer else { return Err(unexpected()) };
-    metrics.show(&load);
-    let ends = calls.tls.as_ref().and_then(|tls| tls.expires().duration_since(SystemTime::UNIX_EPOCH).ok());
-    if let Some(ends) = ends {
-        observe::certificate_ends(ends);
-    }
-    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], (metrics.page.render)()))
 }

@@ -12,8 +12,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use http_body_util::BodyExt as _;
-use hyper::body::{Body, Bytes, Frame, SizeHint};
+use hyper::body::{Body, Frame, SizeHint};
 use lockkeeper_replica::StreamId;
 
 use super::connection::Connection;
@@ -110,70 +109,9 @@ impl BodyProgress {
     }
 }
 
-/// Why a body can't be used.
-#[derive(Debug)]
-pub(in crate::front) enum BodyError {
-    TooLarge,
-    Broken,
-}
-
-/// Reads a body of at most `most` bytes into one buffer: the parts that arrive may be small, and each keeps a
-/// larger buffer alive.
-///
-/// # Errors
-/// [`BodyError`].
-pub(in crate::front) async fn whole(body: impl Body<Data = Bytes>, most: usize) -> Result<Bytes, BodyError> {
-    let mut body = pin!(body);
-    let mut whole = Vec::new();
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(|_| BodyError::Broken)?.into_data() else { continue };
-        if data.len() > most - whole.len() {
-            return Err(BodyError::TooLarge);
-        }
-        whole.extend_from_slice(&data);
-    }
-    Ok(whole.into())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use http_body_util::StreamBody;
-
     use super::*;
-
-    /// A part of a body; counts the parts that are alive.
-    struct Part(Arc<AtomicUsize>);
-
-    impl AsRef<[u8]> for Part {
-        fn as_ref(&self) -> &[u8] {
-            b"x"
-        }
-    }
-
-    impl Drop for Part {
-        fn drop(&mut self) {
-            self.0.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    #[tokio::test]
-    async fn parts_of_a_body_are_not_kept() {
-        const PARTS: usize = 1_000;
-        let (kept, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let body = || {
-            let (kept, most) = (kept.clone(), most.clone());
-            let parts = (0..PARTS).map(move |_| {
-                most.fetch_max(kept.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
-                Ok::<_, std::io::Error>(Frame::data(Bytes::from_owner(Part(kept.clone()))))
-            });
-            StreamBody::new(tokio_stream::iter(parts))
-        };
-        assert_eq!(whole(body(), PARTS).await.unwrap().len(), PARTS);
-        assert!(most.load(Ordering::Relaxed) <= 1, "{most:?} parts were kept while the next one was read");
-        assert!(matches!(whole(body(), PARTS - 1).await, Err(BodyError::TooLarge)));
-    }
 
     #[test]
     fn body_waits_for_a_read_of_the_socket_after_it_was_asked() {

@@ -31,7 +31,7 @@ pub(crate) use accept::Acceptor;
 pub(super) use accept::{
     FOREIGN_MESSAGE_BYTES_MAX, HEADER_BYTES_MAX, Interface, Port, STREAM_WINDOW, STREAMS_MAX, until_end,
 };
-pub(super) use arriving::{Arriving, ArrivingBody, BodyError, whole};
+pub(super) use arriving::{Arriving, ArrivingBody};
 pub(super) use connection::{Connection, OPEN_CALLS_MAX, Starting, WATCHED_BYTES_MAX, WakeReader, holding};
 use connection_places::{ConnectionPlace, ConnectionPlaces};
 pub(crate) use forming::answer_while_forming;

@@ -3,7 +3,6 @@
 mod client;
 mod errors;
 mod operators;
-mod pages;
 mod secured;
 
 use std::collections::BTreeMap;
@@ -155,8 +154,8 @@ async fn every_way_to_hold_is_there() {
     let permit = json!({ "mode": "permit", "permits": 2 });
     let (_, first) = one.acquire(2, "pool", permit.clone()).await;
     let (_, second) = two.acquire(2, "pool", permit).await;
-    assert_eq!(first["permits"], json!([{ "slot": 0, "limit": 2 }]), "{first}");
-    assert_eq!(second["permits"], json!([{ "slot": 1, "limit": 2 }]), "{second}");
+    assert_eq!(first["slots"], json!([{ "slot": 0, "permits": 2 }]), "{first}");
+    assert_eq!(second["slots"], json!([{ "slot": 1, "permits": 2 }]), "{second}");
 
     assert_eq!(one.acquire(3, "tree", json!({ "subtree": true, "also": ["other"] })).await.0, 200);
     for name in ["tree/leaf", "other/leaf"] {

@@ -22,8 +22,8 @@ async fn holds_are_checked_and_broken() {
     let check = async |operator: &mut HttpClient, token: u64| {
         operator.get(&format!("/v1/check-token?name=a&token={token}")).await.1
     };
-    assert_eq!(check(&mut operator, token).await, json!({ "status": "current", "live": [] }));
-    assert_eq!(check(&mut operator, token - 1).await["live"], json!([token]));
+    assert_eq!(check(&mut operator, token).await, json!({ "status": "current", "live_tokens": [] }));
+    assert_eq!(check(&mut operator, token - 1).await["live_tokens"], json!([token]));
     assert_eq!(check(&mut operator, token + 1).await["status"], "never-issued");
 
     let order = |token: u64, now: bool| json!({ "name": "a", "token": token, "reason": "stuck", "by": "ann", "now": now });
@@ -51,7 +51,7 @@ async fn holds_are_checked_and_broken() {
     assert_eq!(holder.keep_alive().await.1, over, "until the client says that it knows");
     assert_eq!(holder.release(1).await, "broken");
     assert_eq!(holder.keep_alive().await.1, json!({ "revoked": [], "ended": [] }));
-    assert_eq!(check(&mut operator, token).await, json!({ "status": "not-current", "live": [] }));
+    assert_eq!(check(&mut operator, token).await, json!({ "status": "not-current", "live_tokens": [] }));
     server.stop().await.unwrap();
 }
 
@@ -132,7 +132,7 @@ async fn limits_lists_and_nodes_are_there() {
     let mut client = HttpClient::open(&server, 7, 30_000).await;
     assert_eq!(client.post("/v1/set-limit", json!({ "name": "pool", "permits": 3 })).await, (200, json!({})));
     let (_, permit) = client.acquire(1, "pool", json!({ "mode": "permit" })).await;
-    assert_eq!(permit["permits"][0]["limit"], 3, "{permit}");
+    assert_eq!(permit["slots"][0]["permits"], 3, "{permit}");
     let (_, lock) = client.get("/v1/locks/pool").await;
     assert_eq!((&lock["permits"], &lock["permits_stored"]), (&json!(3), &json!(true)), "{lock}");
     assert_eq!(client.post("/v1/set-limit", json!({ "name": "pool", "permits": null })).await.0, 200);

@@ -77,8 +77,10 @@ impl Scene {
 
     /// Waits until `node`, the former leader, has stepped down.
     async fn gives_up(&self, node: usize) {
-        answer("it leads no more", async || self.nodes.status(node).await.filter(|status| !status.leads))
-            .await;
+        answer("it leads no more", async || {
+            self.nodes.status(node).await.filter(|status| status.role != lockkeeper::NodeRole::Leader)
+        })
+        .await;
     }
 }
 
@@ -101,7 +103,9 @@ impl Believers {
             let mut leaders = BTreeMap::new();
             while !stopped.load(Ordering::Relaxed) {
                 for (node, url) in urls.iter().enumerate() {
-                    let status = status_at(url, node).await.filter(|status| status.leads);
+                    let status = status_at(url, node)
+                        .await
+                        .filter(|status| status.role == lockkeeper::NodeRole::Leader);
                     let Some(status) = status else { continue };
                     let first = *leaders.entry(status.term).or_insert(status.node);
                     assert_eq!(first, status.node, "two nodes lead in term {}", status.term);

@@ -43,7 +43,10 @@ async fn full_disk_stops_only_its_own_node() {
         if nodes.leader(&ALL).await != to {
             lockkeeper(&["cluster", "transfer", "--to", &(to + 1).to_string(), "--locks", &nodes.url()]);
         }
-        answer("it leads", async || nodes.status(to).await.filter(|status| status.leads)).await;
+        answer("it leads", async || {
+            nodes.status(to).await.filter(|status| status.role == lockkeeper::NodeRole::Leader)
+        })
+        .await;
         load.goes_on(20);
         fill(&rest);
         // The load uses up the log space that is still preallocated. Then the node needs more space, and

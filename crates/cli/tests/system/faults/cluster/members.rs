@@ -82,7 +82,7 @@ async fn transfer_under_load_makes_the_named_node_leader() {
         lockkeeper(&["cluster", "transfer", "--to", &id, "--locks", &nodes.url()]);
         answer("it leads", async || {
             let status = nodes.status(next).await?;
-            status.leads.then_some(())
+            (status.role == lockkeeper::NodeRole::Leader).then_some(())
         })
         .await;
     }

@@ -24,7 +24,7 @@ async fn no_election_starts_before_the_timeout() {
         nodes.nodes[leader].kill();
         let after = answer("another leads", async || {
             let statuses = [nodes.status(rest[0]).await?, nodes.status(rest[1]).await?];
-            statuses.into_iter().find(|status| status.leads)
+            statuses.into_iter().find(|status| status.role == lockkeeper::NodeRole::Leader)
         })
         .await;
         let took = killed.elapsed();

@@ -1,18 +1,18 @@
 //! Errors as `application/problem+json` (RFC 9457), with the same codes in every answer.
 
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, StatusCode, header};
 use lockkeeper_wire::v1::{self, End, RefusedCode};
 use serde::Serialize;
 use tonic::{Code, Status};
 use utoipa::ToSchema;
 
 /// The media type of a [`Problem`].
-pub(super) const PROBLEM_JSON: &str = "application/problem+json";
+pub(crate) const PROBLEM_JSON: &str = "application/problem+json";
 
 /// Why a call failed.
 #[derive(Clone, Serialize, ToSchema, Debug)]
-pub(super) struct Problem {
+pub(crate) struct Problem {
     /// The meaning of the HTTP status.
     title: &'static str,
     /// The HTTP status.
@@ -38,7 +38,7 @@ pub(super) struct Problem {
 /// What kind of problem it is; programs decide by this. Those that gRPC has too are named as there.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, ToSchema, Debug)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum ProblemCode {
+pub(crate) enum ProblemCode {
     /// The request is invalid: change it.
     InvalidArgument,
     /// The caller did not show who it is, or a node does not know it.
@@ -81,7 +81,7 @@ pub(super) enum ProblemCode {
 /// How a request has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, ToSchema, Debug)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum RequestEnd {
+pub(crate) enum RequestEnd {
     /// It waited, and its client left the queue.
     Left,
     /// It held, and its client released it.
@@ -131,7 +131,7 @@ impl ProblemCode {
 }
 
 impl Problem {
-    pub(super) fn new(code: ProblemCode, detail: impl Into<String>) -> Self {
+    pub(crate) fn new(code: ProblemCode, detail: impl Into<String>) -> Self {
         let status = code.status();
         Self {
             title: status.canonical_reason().unwrap_or_default(),
@@ -145,11 +145,11 @@ impl Problem {
         }
     }
 
-    pub(super) fn invalid(detail: impl Into<String>) -> Self {
+    pub(crate) fn invalid(detail: impl Into<String>) -> Self {
         Self::new(ProblemCode::InvalidArgument, detail)
     }
 
-    pub(super) fn busy(busy: v1::Busy) -> Self {
+    pub(crate) fn busy(busy: v1::Busy) -> Self {
         let detail = match busy.holder {
             0 => "the lock is not free: requests wait for it, or it stays closed after its last hold"
                 .to_owned(),
@@ -164,7 +164,7 @@ impl Problem {
     }
 
     /// A request that was to hold has ended.
-    pub(super) fn ended(end: End) -> Self {
+    pub(crate) fn ended(end: End) -> Self {
         let detail = match end {
             End::TimedOut => {
                 let detail =
@@ -185,7 +185,7 @@ impl Problem {
         Self { end: Some(end.into()), ..Self::new(ProblemCode::Ended, detail) }
     }
 
-    pub(super) fn session_gone() -> Self {
+    pub(crate) fn session_gone() -> Self {
         Self::new(
             ProblemCode::SessionGone,
             "the session is not live, and all its requests have ended; open a new one, with a new secret",

@@ -1,5 +1,6 @@
 //! Sessions, and their requests: each is one call of the service, which may be repeated.
 
+use crate::view::{Mode, SessionView, content};
 use axum::Json;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -7,19 +8,19 @@ use lockkeeper_wire::v1::{self, client_item, server_item::What};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::call::{Client, InPath, InQuery, JsonBody, NoQuery, SessionClient, unexpected};
-use super::content;
-use super::problem::{Problem, ProblemCode, RequestEnd};
+use crate::call::{Client, InPath, InQuery, JsonBody, NoQuery, SessionClient, unexpected};
+use crate::problem::{Problem, ProblemCode, RequestEnd};
+use crate::service::Origin;
 
 /// The default of `poll_ms`, the time that a call waits for a queued request. The maximum is much longer, but
 /// a waiting call does not keep its session alive.
 const POLL_MS_DEFAULT: u64 = 1_000;
 
-/// Every call that concerns a session shows its secret.
+/// Every call about a session sends its secret.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Header)]
 #[expect(dead_code, reason = "describes the header")]
-pub(super) struct SecretHeader {
+pub(crate) struct SecretHeader {
     /// The session's secret: 32 random hexadecimal digits that only the session's client knows.
     #[param(rename = "Lockkeeper-Secret", min_length = 32, max_length = 32, pattern = "^[0-9a-fA-F]{32}$")]
     secret: String,
@@ -28,7 +29,7 @@ pub(super) struct SecretHeader {
 /// A new session.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct OpenSession {
+pub(crate) struct OpenSession {
     /// How long the session lives without a call, in milliseconds.
     #[schema(minimum = 1_000, maximum = 3_600_000)]
     ttl_ms: u64,
@@ -42,44 +43,44 @@ pub(super) struct OpenSession {
     label: String,
 }
 
-/// A session is open.
+/// The session that was opened.
 #[derive(Serialize, ToSchema)]
-pub(super) struct OpenedSession {
+pub(crate) struct OpenedSession {
     /// Its id.
     session: u64,
 }
 
-/// The session lives for another ttl, counted from when this call was sent. What happened to its requests
-/// meanwhile:
+/// What has happened to the session's requests since an earlier call. The session's lease is renewed: it
+/// ends a ttl after this call was sent.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Notices {
-    /// The requests whose holds are under a break: stop, then delete them.
+pub(crate) struct Notices {
+    /// The requests whose holds an operator breaks: stop, then delete them.
     revoked: Vec<u64>,
-    /// The requests that have ended although nobody deleted them: an operator has broken the hold, or their
-    /// time in the queue is over. Stop, then delete them, so that the service forgets them.
+    /// The requests that have ended without being deleted: an operator has broken the hold, or
+    /// `at_most_ms` has passed. Stop, then delete them, so that the service forgets them.
     ended: Vec<EndedMeanwhile>,
 }
 
-/// A request that has ended although nobody deleted it.
+/// A request that has ended without being deleted.
 #[derive(Serialize, ToSchema)]
-pub(super) struct EndedMeanwhile {
+pub(crate) struct EndedMeanwhile {
     request: u64,
     end: RequestEnd,
 }
 
 impl Notices {
-    pub(super) fn new(revoked: Vec<u64>, ended: Vec<v1::EndedRequest>) -> Self {
+    pub(crate) fn new(revoked: Vec<u64>, ended: Vec<v1::EndedRequest>) -> Self {
         let ended = ended.into_iter().map(|it| EndedMeanwhile { request: it.seq, end: it.end().into() });
         Self { revoked, ended: ended.collect() }
     }
 }
 
-/// Opens a session, or finds the one that an earlier call with the same secret has opened: with other times
-/// it is refused.
+/// Opens a session, or returns the one that an earlier call with the same secret has opened. A call with
+/// the same secret and another `ttl_ms` or `lock_delay_ms` is refused.
 #[utoipa::path(post, path = "/v1/sessions", tag = "sessions", params(SecretHeader), request_body = OpenSession,
     responses((status = 200, body = OpenedSession)))]
-pub(super) async fn open(
-    client: SessionClient,
+pub(crate) async fn open<O: Origin>(
+    client: SessionClient<O>,
     _: NoQuery,
     JsonBody(asked): JsonBody<OpenSession>,
 ) -> Result<Json<OpenedSession>, Problem> {
@@ -98,12 +99,12 @@ pub(super) async fn open(
     }
 }
 
-/// Keeps a session alive. Every other call of the session that has an answer does so too.
+/// Renews the lease of a session. Every other call of the session does so too, unless its answer is an error.
 #[utoipa::path(post, path = "/v1/sessions/{session}/keep-alive", tag = "sessions",
     params(("session" = u64, Path, description = "The session's id."), SecretHeader),
     responses((status = 200, body = Notices)))]
-pub(super) async fn keep_alive(
-    client: SessionClient,
+pub(crate) async fn keep_alive<O: Origin>(
+    client: SessionClient<O>,
     _: NoQuery,
     InPath(session): InPath<u64>,
 ) -> Result<Json<Notices>, Problem> {
@@ -120,8 +121,8 @@ pub(super) async fn keep_alive(
 #[utoipa::path(delete, path = "/v1/sessions/{session}", tag = "sessions",
     params(("session" = u64, Path, description = "The session's id."), SecretHeader),
     responses((status = 204, description = "The session has ended.")))]
-pub(super) async fn close(
-    client: SessionClient,
+pub(crate) async fn close<O: Origin>(
+    client: SessionClient<O>,
     _: NoQuery,
     InPath(session): InPath<u64>,
 ) -> Result<StatusCode, Problem> {
@@ -132,52 +133,19 @@ pub(super) async fn close(
     }
 }
 
-/// How a request holds its lock.
-#[derive(Clone, Copy, Default, Deserialize, Serialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Mode {
-    /// Alone.
-    #[default]
-    Exclusive,
-    /// Together with other shared holds.
-    Shared,
-    /// One of a number of permits.
-    Permit,
-}
-
-impl From<Mode> for v1::Mode {
-    fn from(mode: Mode) -> Self {
-        match mode {
-            Mode::Exclusive => Self::Exclusive,
-            Mode::Shared => Self::Shared,
-            Mode::Permit => Self::Permit,
-        }
-    }
-}
-
-impl From<v1::Mode> for Mode {
-    fn from(mode: v1::Mode) -> Self {
-        match mode {
-            v1::Mode::Exclusive | v1::Mode::Unspecified => Self::Exclusive,
-            v1::Mode::Shared => Self::Shared,
-            v1::Mode::Permit => Self::Permit,
-        }
-    }
-}
-
 /// A request for a lock.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Acquire {
+pub(crate) struct Acquire {
     /// The session's id.
     session: u64,
     /// The number of this request in its session, from 1. It must be higher than that of every earlier
-    /// request. The same call again, with the same number, asks again for the same request, and waits on; it
-    /// is refused if the locks, their mode, `permits`, `subtree` or `keep_closed_ms` are others.
+    /// request. A repeated call with the same number is about the same request, and waits again; it is
+    /// refused if the locks, their mode, `permits`, `subtree` or `keep_closed_ms` differ.
     #[schema(minimum = 1)]
     request: u64,
-    /// The client has the answers to all requests up to this number and does not ask for them again, so the
-    /// service may forget them; at most 4,096 ended requests are remembered.
+    /// The client has the answers to all requests up to this number and will not repeat them, so the
+    /// service may forget them; it remembers at most 4,096 ended requests of a session.
     #[serde(default)]
     done_through: u64,
     /// How to hold the lock.
@@ -220,18 +188,20 @@ pub(super) struct Acquire {
 /// What a request does now.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum RequestState {
+pub(crate) enum RequestState {
     /// It holds.
     Held,
     /// It waits.
     Queued,
-    /// It holds, but is under a break: stop, then delete the request.
+    /// It holds, but an operator breaks the hold: stop, then delete the request.
     Revoked,
 }
 
 /// A request that holds or waits.
 #[derive(Serialize, ToSchema)]
-pub(super) struct RequestStatus {
+pub(crate) struct RequestStatus {
+    /// `held`; `queued`: the request waits; `revoked`: it holds, but an operator breaks the hold: stop,
+    /// then delete the request.
     state: RequestState,
     /// Its locks, in byte order.
     locks: Vec<String>,
@@ -240,7 +210,7 @@ pub(super) struct RequestStatus {
     token: Option<u64>,
     /// Of a hold of permits: one for each of `locks`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    permits: Vec<Permit>,
+    slots: Vec<HeldSlot>,
     /// Of a waiting request: the number of earlier ones that overlap it.
     #[serde(skip_serializing_if = "Option::is_none")]
     position: Option<u64>,
@@ -250,17 +220,17 @@ pub(super) struct RequestStatus {
 
 /// A permit that is held.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Permit {
+pub(crate) struct HeldSlot {
     /// Its slot, from 0.
     slot: u32,
-    /// The number of permits.
-    limit: u32,
+    /// The number of permits in force.
+    permits: u32,
 }
 
-/// Acquires a lock, or asks again for a request that was made before.
+/// Acquires a lock; a repeated call returns the state of the same request.
 ///
-/// The answer 202 says that the request is still in the queue: the same call again waits on. If an answer is
-/// lost, the same call again gets it. To give up, delete the request.
+/// Status 202 means that the request is still in the queue: repeat the call to wait longer. If an answer
+/// is lost, repeat the call. To give up, delete the request.
 #[utoipa::path(post, path = "/v1/locks/{name}", tag = "sessions",
     params(
         ("name" = String, Path, description = "The lock's name; it may contain `/`."),
@@ -270,8 +240,8 @@ pub(super) struct Permit {
     responses(
         (status = 200, description = "The request holds.", body = RequestStatus),
         (status = 202, description = "The request waits.", body = RequestStatus)))]
-pub(super) async fn acquire(
-    client: SessionClient,
+pub(crate) async fn acquire<O: Origin>(
+    client: SessionClient<O>,
     _: NoQuery,
     InPath(name): InPath<String>,
     headers: HeaderMap,
@@ -296,8 +266,8 @@ pub(super) async fn acquire(
         wait: asked.wait,
         at_most_ms: asked.at_most_ms,
         keep_closed_ms: asked.keep_closed_ms,
-        value: content::bytes("value", asked.value, asked.value_base64)?,
-        meta: content::bytes("meta", asked.meta, asked.meta_base64)?,
+        value: content::bytes("value", asked.value, asked.value_base64).map_err(Problem::invalid)?,
+        meta: content::bytes("meta", asked.meta, asked.meta_base64).map_err(Problem::invalid)?,
         traceparent: traceparent(&headers),
     };
     // The answer names the locks of this call: the table refuses a call that repeats a request's number with
@@ -310,17 +280,17 @@ pub(super) async fn acquire(
         state,
         locks,
         token: None,
-        permits: Vec::new(),
+        slots: Vec::new(),
         position: None,
         notices,
     };
     let notices = answered.notices;
     let (status, request) = match answered.what {
         What::Granted(granted) => {
-            let permits = granted.permits.into_iter();
-            let permits = permits.map(|it| Permit { slot: it.slot, limit: it.limit }).collect();
+            let slots = granted.permits.into_iter();
+            let slots = slots.map(|it| HeldSlot { slot: it.slot, permits: it.limit }).collect();
             let token = Some(granted.token);
-            (StatusCode::OK, RequestStatus { token, permits, ..request(RequestState::Held, notices) })
+            (StatusCode::OK, RequestStatus { token, slots, ..request(RequestState::Held, notices) })
         }
         What::Revoked(revoked) => {
             let token = Some(revoked.token);
@@ -343,40 +313,40 @@ fn traceparent(headers: &HeaderMap) -> String {
     headers.get("traceparent").and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
 }
 
-/// Which request of which session.
+/// A request of a session.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
-pub(super) struct OfSession {
+pub(crate) struct OfSession {
     /// The session's id.
     session: u64,
     /// The number of the request that acquired the lock.
     request: u64,
 }
 
-/// What the client needs no more.
+/// The requests that the client will not repeat.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct DoneThrough {
+pub(crate) struct DoneThrough {
     /// See `done_through` of an acquire.
     #[serde(default)]
     #[param(required = false)]
     done_through: u64,
 }
 
-/// A request has ended.
+/// How the request has ended.
 #[derive(Serialize, ToSchema)]
-pub(super) struct DeletedRequest {
+pub(crate) struct DeletedRequest {
     end: RequestEnd,
     #[serde(flatten)]
     notices: Notices,
 }
 
-/// Releases a lock, or leaves its queue: one call for both, so that giving up can't race with a grant.
+/// Releases a lock, or leaves its queue. One call does both, so that giving up can't race with a grant.
 #[utoipa::path(delete, path = "/v1/sessions/{session}/requests/{request}", tag = "sessions",
     params(OfSession, DoneThrough, SecretHeader), responses((status = 200, body = DeletedRequest)))]
-pub(super) async fn release(
-    client: SessionClient,
+pub(crate) async fn release<O: Origin>(
+    client: SessionClient<O>,
     InPath(of): InPath<OfSession>,
     InQuery(done): InQuery<DoneThrough>,
 ) -> Result<Json<DeletedRequest>, Problem> {
@@ -393,7 +363,7 @@ pub(super) async fn release(
 /// A new value of a hold.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct SetValue {
+pub(crate) struct SetValue {
     /// The number of this change among the session's requests: higher than every earlier one.
     #[schema(minimum = 1)]
     number: u64,
@@ -409,8 +379,8 @@ pub(super) struct SetValue {
 /// Replaces the value that a hold publishes.
 #[utoipa::path(put, path = "/v1/sessions/{session}/requests/{request}/value", tag = "sessions",
     params(OfSession, SecretHeader), request_body = SetValue, responses((status = 200, body = Notices)))]
-pub(super) async fn set_value(
-    client: SessionClient,
+pub(crate) async fn set_value<O: Origin>(
+    client: SessionClient<O>,
     _: NoQuery,
     InPath(of): InPath<OfSession>,
     JsonBody(asked): JsonBody<SetValue>,
@@ -419,7 +389,7 @@ pub(super) async fn set_value(
         seq: asked.number,
         target: of.request,
         done_through: asked.done_through,
-        value: content::bytes("value", asked.value, asked.value_base64)?,
+        value: content::bytes("value", asked.value, asked.value_base64).map_err(Problem::invalid)?,
     };
     change(client, of.session, client_item::What::SetValue(set_value)).await
 }
@@ -427,7 +397,7 @@ pub(super) async fn set_value(
 /// A change of a hold from exclusive to shared.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Downgrade {
+pub(crate) struct Downgrade {
     /// The number of this change among the session's requests: higher than every earlier one.
     #[schema(minimum = 1)]
     number: u64,
@@ -439,8 +409,8 @@ pub(super) struct Downgrade {
 /// Makes an exclusive hold a shared one. It keeps its token.
 #[utoipa::path(post, path = "/v1/sessions/{session}/requests/{request}/downgrade", tag = "sessions",
     params(OfSession, SecretHeader), request_body = Downgrade, responses((status = 200, body = Notices)))]
-pub(super) async fn downgrade(
-    client: SessionClient,
+pub(crate) async fn downgrade<O: Origin>(
+    client: SessionClient<O>,
     _: NoQuery,
     InPath(of): InPath<OfSession>,
     JsonBody(asked): JsonBody<Downgrade>,
@@ -449,8 +419,8 @@ pub(super) async fn downgrade(
     change(client, of.session, client_item::What::Downgrade(downgrade)).await
 }
 
-async fn change(
-    client: SessionClient,
+async fn change<O: Origin>(
+    client: SessionClient<O>,
     session: u64,
     what: client_item::What,
 ) -> Result<Json<Notices>, Problem> {
@@ -471,7 +441,7 @@ async fn change(
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct SessionsPage {
+pub(crate) struct SessionsPage {
     /// The most entries of the page; absent: 100.
     #[serde(default)]
     #[param(required = false, maximum = 1_000)]
@@ -485,58 +455,23 @@ pub(super) struct SessionsPage {
 /// A page of the live sessions.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Sessions)]
-pub(super) struct JsonSessions {
-    sessions: Vec<JsonSession>,
+pub(crate) struct SessionsView {
+    /// The sessions of this page.
+    sessions: Vec<SessionView>,
     /// `after` of the next page; absent: this is the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     next_after: Option<u64>,
 }
 
-/// A live session.
-#[derive(Serialize, ToSchema)]
-#[schema(as = Session)]
-pub(super) struct JsonSession {
-    session: u64,
-    label: String,
-    /// Who its client is, as the service has authenticated it; empty: unknown.
-    identity: String,
-    ttl_ms: u64,
-    lock_delay_ms: u64,
-    linger_ms: u64,
-    /// The number of its holds and waiting requests.
-    requests: u64,
-    /// Its client's stream is open, or its client makes calls instead.
-    attached: bool,
-    /// The rest of its ttl, as the leader counts it.
-    left_ms: u64,
-}
-
 /// The live sessions, ordered by id, in pages.
 #[utoipa::path(get, path = "/v1/sessions", tag = "sessions", params(SessionsPage),
-    responses((status = 200, body = JsonSessions)))]
-pub(super) async fn list(
-    Client(mut calls): Client,
+    responses((status = 200, body = SessionsView)))]
+pub(crate) async fn list<O: Origin>(
+    Client(mut calls): Client<O>,
     InQuery(page): InQuery<SessionsPage>,
-) -> Result<Json<JsonSessions>, Problem> {
+) -> Result<Json<SessionsView>, Problem> {
     let asked = v1::ListSessionsRequest { page_size: page.page_size, after: page.after };
     let page = calls.list_sessions(asked).await?.into_inner();
-    let sessions = page.sessions.into_iter().map(JsonSession::from).collect();
-    Ok(Json(JsonSessions { sessions, next_after: Some(page.next_after).filter(|after| *after > 0) }))
-}
-
-impl From<v1::Session> for JsonSession {
-    fn from(session: v1::Session) -> Self {
-        let v1::Session {
-            id,
-            label,
-            ttl_ms,
-            lock_delay_ms,
-            linger_ms,
-            requests,
-            attached,
-            left_ms,
-            identity,
-        } = session;
-        Self { session: id, label, identity, ttl_ms, lock_delay_ms, linger_ms, requests, attached, left_ms }
-    }
+    let sessions = page.sessions.into_iter().map(SessionView::from).collect();
+    Ok(Json(SessionsView { sessions, next_after: Some(page.next_after).filter(|after| *after > 0) }))
 }

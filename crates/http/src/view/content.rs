@@ -1,29 +1,26 @@
-//! A hold's value and its purpose. They are bytes; in JSON they are text if they are UTF-8, else base64.
+//! A hold's value and its purpose are bytes: in JSON text if they are UTF-8, else base64.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use super::problem::Problem;
-
 /// The bytes of a field that was given as text or as base64.
 ///
 /// # Errors
-/// Both are given, or the base64 is none.
-pub(super) fn bytes(field: &str, text: Option<String>, base64: Option<String>) -> Result<Vec<u8>, Problem> {
+/// Both are given, or the base64 is invalid: for people.
+pub fn bytes(field: &str, text: Option<String>, base64: Option<String>) -> Result<Vec<u8>, String> {
     match (text, base64) {
-        (Some(_), Some(_)) => {
-            Err(Problem::invalid(format!("`{field}` and `{field}_base64` are given: give one")))
-        }
+        (Some(_), Some(_)) => Err(format!("`{field}` and `{field}_base64` are given: give one")),
         (Some(text), None) => Ok(text.into_bytes()),
-        (None, Some(base64)) => STANDARD
-            .decode(base64)
-            .map_err(|error| Problem::invalid(format!("`{field}_base64` is not base64: {error}"))),
+        (None, Some(base64)) => {
+            STANDARD.decode(base64).map_err(|error| format!("`{field}_base64` is not base64: {error}"))
+        }
         (None, None) => Ok(Vec::new()),
     }
 }
 
 /// The bytes as text, or as base64; neither if there are none.
-pub(super) fn shown(bytes: Vec<u8>) -> (Option<String>, Option<String>) {
+#[must_use]
+pub fn shown(bytes: Vec<u8>) -> (Option<String>, Option<String>) {
     match String::from_utf8(bytes) {
         Ok(text) if text.is_empty() => (None, None),
         Ok(text) => (Some(text), None),

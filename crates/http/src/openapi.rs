@@ -8,8 +8,8 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{self, ContentBuilder, Ref, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
-use super::problem::{PROBLEM_JSON, Problem};
-use super::{audit, cluster, locks, metrics, sessions, watch};
+use crate::problem::{PROBLEM_JSON, Problem};
+use crate::{audit, cluster, locks, metrics, sessions, watch};
 
 /// The document.
 #[derive(OpenApi)]
@@ -57,9 +57,9 @@ impl Modify for ForAll {
 static DOCUMENT: LazyLock<String> =
     LazyLock::new(|| Document::openapi().to_pretty_json().unwrap_or_default());
 
-/// This document.
+/// This description, as an OpenAPI document.
 #[utoipa::path(get, path = "/v1/openapi.json", tag = "cluster",
     responses((status = 200, body = Object, content_type = "application/json")))]
-pub(super) async fn document() -> impl IntoResponse {
+pub(crate) async fn document() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str())
 }

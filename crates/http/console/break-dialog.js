@@ -46,7 +46,7 @@ export function openBreak(name, hold, signal, done) {
       fill(answer, el('p', { class: 'dim' }, 'Sending the order…'));
       try {
         const body = { name, token: hold.token, reason: reason.value.trim(), now: now.checked, ...(by.value.trim() === '' ? {} : { by: by.value.trim() }) };
-        const { result, live } = await post('v1/break', body, signal);
+        const { result, live_tokens: live } = await post('v1/break', body, signal);
         const isOver = result !== 'still-closed';
         fill(answer, resultBox(String(result), Array.isArray(live) ? live : [], now.checked));
         form.classList.toggle('over', isOver);

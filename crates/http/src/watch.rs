@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use crate::view::LockView;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use lockkeeper_wire::v1::{self, WatchResponse, watch_response::What};
 use serde::{Deserialize, Serialize};
@@ -10,18 +11,18 @@ use tonic::Status;
 use tonic::codegen::tokio_stream::{Stream, StreamExt as _};
 use utoipa::IntoParams;
 
-use super::call::{Client, InQuery};
-use super::locks::JsonLock;
-use super::problem::Problem;
+use crate::call::{Client, InQuery};
+use crate::problem::Problem;
+use crate::service::Origin;
 
 /// The time without an event after which a comment is sent, by which both sides notice a dead connection.
 const COMMENT_AFTER: Duration = Duration::from_secs(15);
 
-/// Which locks are watched.
+/// The locks that are watched.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct WatchedNames {
+pub(crate) struct WatchedNames {
     /// Only the lock of this name and those below it.
     #[serde(default)]
     #[param(required = false)]
@@ -34,9 +35,9 @@ pub(super) struct WatchedNames {
 /// state of a lock after a change; without holds it is free. `error`: a problem, after which the connection
 /// ends; watch again. The data of `state` and `changed` is a `Lock`.
 #[utoipa::path(get, path = "/v1/watch", tag = "locks", params(WatchedNames),
-    responses((status = 200, body = JsonLock, content_type = "text/event-stream")))]
-pub(super) async fn watch(
-    Client(mut calls): Client,
+    responses((status = 200, body = LockView, content_type = "text/event-stream")))]
+pub(crate) async fn watch<O: Origin>(
+    Client(mut calls): Client<O>,
     InQuery(watched): InQuery<WatchedNames>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
     let changes = calls.watch(v1::WatchRequest { prefix: watched.prefix }).await?.into_inner();
@@ -45,11 +46,11 @@ pub(super) async fn watch(
 
 fn event(change: Result<WatchResponse, Status>) -> Event {
     match change.map(|change| change.what) {
-        Ok(Some(What::State(lock))) => json("state", &JsonLock::from(lock)),
-        Ok(Some(What::Changed(lock))) => json("changed", &JsonLock::from(lock)),
+        Ok(Some(What::State(lock))) => json("state", &LockView::from(lock)),
+        Ok(Some(What::Changed(lock))) => json("changed", &LockView::from(lock)),
         // An event without data is not delivered by browsers.
         Ok(Some(What::Synced(_))) => Event::default().event("synced").data("{}"),
-        Ok(None) => json("error", &super::call::unexpected()),
+        Ok(None) => json("error", &crate::call::unexpected()),
         Err(status) => json("error", &Problem::from(status)),
     }
 }

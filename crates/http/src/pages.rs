@@ -4,23 +4,25 @@
 //! calls under `/v1`, with the caller's own permissions. A strict content security policy lets a page load
 //! and run only these files.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{self, Write};
 use std::sync::{Arc, LazyLock, OnceLock};
 
+use axum::body::Bytes;
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use hyper::body::Bytes;
 use tokio::sync::Semaphore;
 
-use super::HttpState;
-use super::call::{Identified, InQuery};
-use super::problem::{Problem, ProblemCode};
-use crate::hex::hex;
-use crate::options::{HazardPlayer, PageFile};
+use crate::call::{Identified, InQuery};
+use crate::problem::{Problem, ProblemCode};
+use crate::service::{Origin, ServiceCalls as _};
 
 /// The content security policy: a page may load these files and call this node. No other page may embed it in
 /// a frame.
@@ -66,7 +68,7 @@ struct SentFile {
 
 impl SentFile {
     fn new(media_type: &'static str, plain: Bytes) -> Self {
-        let tag = format!("\"{}\"", hex(&hmac_sha256::Hash::hash(&plain)[..16]));
+        let tag = format!("\"{}\"", STANDARD.encode(&hmac_sha256::Hash::hash(&plain)[..16]));
         Self { media_type, gzip: OnceLock::new(), tag, plain }
     }
 
@@ -79,8 +81,7 @@ impl SentFile {
     }
 
     async fn response(self: Arc<Self>, asked: &HeaderMap) -> Response {
-        let of =
-            |name| asked.get(name).and_then(|value: &http::HeaderValue| value.to_str().ok()).unwrap_or("");
+        let of = |name| asked.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or("");
         let headers = [
             (header::CONTENT_TYPE, self.media_type),
             (header::ETAG, &self.tag),
@@ -113,8 +114,46 @@ fn compressed(plain: &[u8]) -> io::Result<Vec<u8>> {
     encoder.finish()
 }
 
+/// The hazard player: a page that shows, step by step, what goes wrong with locks.
+#[derive(Clone)]
+pub struct HazardPlayer {
+    /// The files of the page.
+    pub files: Vec<PageFile>,
+    /// Computes a trace as JSON for the settings of a query (`story=…&pause-for=5s`). The error is for
+    /// people.
+    pub trace: Arc<TraceOfQuery>,
+}
+
+/// Computes a trace for the pairs of a query.
+pub type TraceOfQuery = dyn Fn(&[(String, String)]) -> Result<String, String> + Send + Sync;
+
+/// A file of a page.
+#[derive(Clone, Debug)]
+pub struct PageFile {
+    /// The absolute path of the file's URL.
+    pub path: String,
+    /// The media type of the file.
+    pub media_type: &'static str,
+    /// The content of the file.
+    pub content: Cow<'static, str>,
+}
+
+impl PartialEq for HazardPlayer {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.trace, &other.trace)
+    }
+}
+
+impl Eq for HazardPlayer {}
+
+impl fmt::Debug for HazardPlayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HazardPlayer").finish_non_exhaustive()
+    }
+}
+
 /// The hazard player's files, and the function that computes its traces.
-pub(in crate::front) struct Hazards {
+pub(crate) struct Hazards {
     files: BTreeMap<String, Arc<SentFile>>,
     player: HazardPlayer,
     /// Limits the threads that compute a trace.
@@ -122,7 +161,7 @@ pub(in crate::front) struct Hazards {
 }
 
 impl Hazards {
-    pub(in crate::front) fn new(player: HazardPlayer) -> Self {
+    pub(crate) fn new(player: HazardPlayer) -> Self {
         let file = |file: &PageFile| {
             let content = Bytes::copy_from_slice(file.content.as_bytes());
             (file.path.clone(), Arc::new(SentFile::new(file.media_type, content)))
@@ -133,32 +172,32 @@ impl Hazards {
 }
 
 /// Whether a path belongs to a page, to which other sites may link.
-pub(super) fn is_page(path: &str) -> bool {
+pub(crate) fn is_page(path: &str) -> bool {
     matches!(path, "/" | "/hazard") || path.starts_with("/console/")
 }
 
 /// A file of a page.
-pub(super) async fn file(
+pub(crate) async fn file(
     uri: Uri,
     headers: HeaderMap,
-    State(HttpState { hazards, .. }): State<HttpState>,
+    State(hazards): State<Option<Arc<Hazards>>>,
 ) -> Result<Response, Problem> {
     let path = uri.path();
     let of_hazards = || hazards.as_ref().and_then(|hazards| hazards.files.get(path));
     match CONSOLE.get(path).or_else(of_hazards) {
         Some(file) => Ok(file.clone().response(&headers).await),
-        None => Err(super::nothing_at(path)),
+        None => Err(crate::interface::nothing_at(path)),
     }
 }
 
 /// The trace of a play, for the hazard player.
-pub(super) async fn trace(
-    Identified { calls, caller }: Identified,
+pub(crate) async fn trace<O: Origin>(
+    Identified(calls): Identified<O>,
     InQuery(query): InQuery<Vec<(String, String)>>,
-    State(HttpState { hazards, .. }): State<HttpState>,
+    State(hazards): State<Option<Arc<Hazards>>>,
 ) -> Result<Response, Problem> {
-    let hazards = hazards.ok_or_else(|| super::nothing_at("/hazard/trace"))?;
-    calls.callers.authorize_any(&caller)?;
+    let hazards = hazards.ok_or_else(|| crate::interface::nothing_at("/hazard/trace"))?;
+    calls.authorize_any()?;
     let shuts_down = |_| Problem::new(ProblemCode::Unavailable, "this node shuts down");
     let play = hazards.plays.clone().acquire_owned().await.map_err(|_| shuts_down(()))?;
     // A play takes some milliseconds, so it runs on another thread and does not delay other calls.
