@@ -30,7 +30,7 @@ pub struct Advise {
     /// Whether each piece can be given to one worker: yes, no
     #[arg(long, value_name = "ANSWER")]
     pub owner: Option<String>,
-    /// Whether what is changed can check a token: yes, http, no
+    /// Whether the changed resource can check a token: yes, http, no
     #[arg(long, value_name = "ANSWER")]
     pub check: Option<String>,
     /// What you run: host, postgres, postgres-pooled, etcd, zookeeper, dynamodb, redis, redlock, none

@@ -45,7 +45,7 @@ pub struct ExplainSettings {
     /// The lock service: `lockkeeper` or `redlock`
     #[arg(long)]
     pub service: Option<String>,
-    /// Who competes with A: a `writer`, or two `readers`
+    /// The competitors of A: a `writer`, or two `readers`
     #[arg(long)]
     pub others: Option<String>,
     /// The ttl of the leases: 2s to 1m

@@ -39,7 +39,7 @@ pub struct Gate {
     /// The listen address of /healthz and /metrics
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:5631")]
     pub admin_listen: SocketAddr,
-    /// A file that says which requests are guarded, and what names their resources; see docs/gate.md
+    /// A file of rules: which requests are guarded, and how their resources are named; see docs/gate.md
     #[arg(long, value_name = "FILE")]
     pub rules: Option<PathBuf>,
     /// A path that is guarded under this name: `/accounts/{id}/{*rest}=accounts/{id}`; may be repeated
@@ -57,10 +57,10 @@ pub struct Gate {
     /// Time limit of a guarded request at the upstream, its response included
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
     pub timeout: Duration,
-    /// At the end: time limit for the requests that have begun
+    /// On shutdown: time limit for the requests in progress
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
     pub drain: Duration,
-    /// Ask this lock service, too, whether each token is current
+    /// Also ask this lock service whether each token is current
     #[arg(long, value_name = "URL")]
     pub locks: Option<String>,
     /// How long the gate waits for a client: for a request on an idle connection, and for a response to be

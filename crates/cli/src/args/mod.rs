@@ -91,7 +91,7 @@ pub enum Command {
     Elect(Elect),
     /// Run a command for each partition of which this host becomes the owner, as a member of a group
     Partitions(PartitionsArgs),
-    /// Show who leads an election (exit code 1: nobody), or follow its changes
+    /// Show the leader of an election (exit code 1: there is none), or follow its changes
     #[command(after_help = "Example:\n  lockkeeper leader shop/scheduler --watch")]
     Leader(LeaderArgs),
     /// Serve locks to other processes and machines: a node of our own service
@@ -140,7 +140,7 @@ options.")]
         after_help = "Example:\n  lockkeeper watch --json | while read -r line; do echo \"$line\"; done"
     )]
     Watch(Ls),
-    /// End another client's hold, giving its holder time to stop
+    /// End another client's hold, after giving its holder time to stop
     #[command(
         after_help = "Example:\n  lockkeeper break orders/42 --token 17 --reason 'hangs, see ticket 5'"
     )]

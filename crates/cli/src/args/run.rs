@@ -24,21 +24,20 @@ pub struct JobArgs {
     /// End the command after this long (exit code 76)
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub max_hold: Option<Duration>,
-    /// From SIGTERM to SIGKILL when the lock is lost; a sixth of the ttl, or 5s, by default
+    /// Time from SIGTERM to SIGKILL when the lock is lost; by default a sixth of the ttl, or 5s without a ttl
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub grace: Option<Duration>,
-    /// Once a signal has asked the command to end, kill all its processes after this long; by default they
-    /// have all the time that they take
+    /// After a signal such as Ctrl-C, kill what is left of the command after this long; by default never
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub stop_after: Option<Duration>,
-    /// Keep the lock closed for this long if this host or process dies
+    /// Keep the lock closed for this long if this host or process dies; by default not at all
     #[arg(long, value_name = "DURATION", value_parser = lock_delay)]
     pub lock_delay: Option<Duration>,
     /// Free the lock this long after this program's connection was closed, instead of after the ttl; see
     /// docs/run.md
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub linger: Option<Duration>,
-    /// Who holds the lock, as others see it; by default user, host, process id and the command's name
+    /// A description of the holder, shown to others; by default user, host, process id and the command's name
     #[arg(long, value_name = "TEXT")]
     pub label: Option<String>,
     /// Metadata shown to people who inspect the lock
@@ -55,10 +54,10 @@ pub struct CommandArgs {
     /// The exit code if the lock was lost
     #[arg(long, value_name = "CODE", default_value_t = LOST)]
     pub lost_exit: u8,
-    /// Without a terminal, say at once that the command waits, and not only after 2s
+    /// Without a terminal, report at once that the command waits, not only after 2s
     #[arg(short, long)]
     pub verbose: bool,
-    /// Print nothing but errors: not that the command waits, or did not run since the lock was not free
+    /// Print errors only: nothing if the command waits, or did not run because the lock was not free
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
     /// The lock's name: a path such as `orders/42`
@@ -108,7 +107,7 @@ pub struct Run {
     /// Share the lock with other readers
     #[arg(long, conflicts_with = "permit")]
     pub shared: bool,
-    /// Take one of N permits; without N, the limit in force applies
+    /// Take one of N permits (a semaphore); without N, the limit in force applies
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true)]
     pub permit: Option<Option<u32>>,
     /// Keep the lock closed for this long after the command: at most one run per interval
@@ -126,7 +125,7 @@ pub struct Run {
     /// Where --once-key keeps its records; by default beside the locks if those are in a directory
     #[arg(long, value_name = "URL", requires = "once_key")]
     pub records: Option<String>,
-    /// What becomes of processes that still run when the command has ended
+    /// What to do with processes that still run when the command has ended
     #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
     pub left: Left,
     /// The exit code if the lock isn't free

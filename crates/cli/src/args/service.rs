@@ -45,7 +45,7 @@ pub struct Serve {
     /// off
     #[arg(long, value_name = "HOST:PORT")]
     pub http_listen: Option<String>,
-    /// /metrics shows holds and waiters by so many first segments of their names; 0: not by name
+    /// By how many leading segments of their names /metrics counts holds and waiters; 0: not by name
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=8))]
     pub metrics_segments: u8,
     /// Send traces of acquires to this collector, by OTLP over gRPC: http://HOST:4317. Only of clients that
@@ -67,16 +67,16 @@ pub struct Serve {
     /// The tokens by which clients without a certificate identify themselves (`lockkeeper token`)
     #[arg(long, value_name = "FILE")]
     pub tokens: Option<PathBuf>,
-    /// Who may do what with which names, in TOML; without it every client may do everything
+    /// The permissions, in TOML: which client may do what with which names; without it all may do everything
     #[arg(long, value_name = "FILE")]
     pub permissions: Option<PathBuf>,
-    /// Append what operators do, and who is refused, to this file: a JSON object per line
+    /// Append operators' actions and refused calls to this file: one JSON object per line
     #[arg(long, value_name = "FILE")]
     pub audit: Option<PathBuf>,
     /// Listen where other machines can reach it, although there is no encryption and no authentication
     #[arg(long)]
     pub insecure: bool,
-    /// Which node of its cluster this is, from 1
+    /// This node's id in its cluster, from 1
     #[arg(long, value_name = "N", value_parser = node)]
     pub node: Option<u64>,
     /// For an empty data directory: the nodes that bootstrap a cluster, this one included, the same list for
