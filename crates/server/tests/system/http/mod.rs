@@ -189,7 +189,7 @@ async fn session_lives_as_long_as_it_is_called() {
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     let mut next = HttpClient::open(&server, 8, 30_000).await;
-    assert_eq!(next.acquire(1, "a", json!({ "wait": true })).await.0, 200);
+    assert_eq!(next.acquire(1, "a", json!({ "wait": true, "poll_ms": 20_000 })).await.0, 200);
     assert_eq!(client.keep_alive().await.0, 410);
     server.stop().await.unwrap();
 }
