@@ -1,12 +1,13 @@
 //! `/metrics`: the metrics in this process's recorder, and the replica's state at the time of the request.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::LockName;
 use lockkeeper_replica::{Activity, Answer, Question};
 use nix::time::ClockId;
+use parking_lot::Mutex;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
@@ -57,7 +58,7 @@ impl Metrics {
     }
 
     fn question(&self) -> Question {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         Question::Load {
             prefixes: state.prefixes.iter().cloned().collect(),
             segments: self.page.prefix_segments,
@@ -65,7 +66,7 @@ impl Metrics {
     }
 
     fn show(&self, load: &lockkeeper_replica::Load) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         observe::load(load, &state.activity);
         state.activity.clone_from(&load.activity);
         for it in &load.prefixes {
