@@ -47,6 +47,7 @@ pub(crate) const EXAMPLES: &str = "lockkeeper-examples";
 pub(crate) const FENCE: &str = "lockkeeper-fence";
 pub(crate) const LAB: &str = "lockkeeper-lab";
 pub(crate) const LIBRARY: &str = "lockkeeper";
+pub(crate) const PYTHON: &str = "lockkeeper-python";
 pub(crate) const RIG: &str = "lockkeeper-rig";
 pub(crate) const DYNAMODB: &str = "lockkeeper-dynamodb";
 const ETCD: &str = "lockkeeper-etcd";
@@ -196,7 +197,7 @@ const TEST_NEEDS: &[TestNeeds] = &[
         needs: &[Need::of(memcached::SERVER, "the example of a lock service")],
     },
     TestNeeds {
-        packages: &[COMMAND, DYNAMODB, FENCE, LIBRARY, REDIS, RIG],
+        packages: &[COMMAND, DYNAMODB, FENCE, LIBRARY, PYTHON, REDIS, RIG],
         needs: &[
             Need { program: "python3", package: "python3", used_by: "lock clients and emulators in Python" },
             Need { program: "pip3", package: "python3-pip", used_by: "the same" },
