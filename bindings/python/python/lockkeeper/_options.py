@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Mapping, Optional, TypedDict, Union
+from typing import Any, Mapping, TypedDict, Union, cast
 
 from ._errors import InvalidOption
 
@@ -60,17 +60,13 @@ def wait(value: Union[bool, Seconds, None]) -> Union[bool, float, None]:
 
 def native(options: Options) -> dict[str, Any]:
     """The options as the native module takes them."""
-    made: dict[str, Any] = {"meta": list(options.get("meta", {}).items())}
-    for option, value in options.items():
-        if option not in _KNOWN:
-            text = f"`{option}` is no option of a lock; there are {', '.join(sorted(_KNOWN))}"
-            raise InvalidOption(text, option=option, value=str(value), allowed="")
-        if option in _TIMES:
-            made[option] = seconds(value)  # type: ignore[arg-type]
-        elif option == "wait":
-            made[option] = wait(value)  # type: ignore[arg-type]
-        elif option == "value":
-            made[option] = bytes(value)  # type: ignore[arg-type]
-        elif option != "meta":
-            made[option] = value
+    given = dict(options)
+    unknown = given.keys() - _KNOWN
+    if unknown:
+        text = f"{', '.join(sorted(unknown))}: no option of a lock; there are {', '.join(sorted(_KNOWN))}"
+        raise InvalidOption(text, option=unknown.pop(), allowed=", ".join(sorted(_KNOWN)))
+    made = {**given, "meta": list(options.get("meta", {}).items())}
+    made.update((time, seconds(cast(Seconds, given[time]))) for time in given.keys() & _TIMES)
+    if "wait" in options:
+        made["wait"] = wait(options["wait"])
     return made

@@ -12,7 +12,7 @@ from typing import Generic, Iterable, Iterator, NamedTuple, Optional, Type, Type
 from . import _lockkeeper
 from ._errors import LockLost, Released, ReleaseNotConfirmed
 from ._hold import Hold
-from ._lockkeeper import Lost
+from ._lockkeeper import Lost as Lost
 from ._options import Options, Seconds, native, seconds, wait
 
 if sys.version_info >= (3, 11):

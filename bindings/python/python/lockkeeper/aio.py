@@ -84,7 +84,12 @@ class Lost:
     async def wait(self) -> None:
         """Waits until the lock is lost."""
         bridge, lost = _place()
-        telling = self._native.tell(bridge, lambda: lost.done() or lost.set_result(None))
+
+        def tell() -> None:
+            if not lost.done():
+                lost.set_result(None)
+
+        telling = self._native.tell(bridge, tell)
         try:
             await lost
         finally:
