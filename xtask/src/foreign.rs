@@ -13,7 +13,7 @@ use cargo_metadata::MetadataCommand;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::TaskResult;
-use crate::packages::{COMMAND, DYNAMODB, FENCE, LIBRARY, RIG, is_for};
+use crate::packages::{COMMAND, DYNAMODB, FENCE, LIBRARY, PYTHON, RIG, is_for};
 use crate::process::{not_started, run, shown};
 
 /// The file that lists the contents of a set's folder. It is written last, so a folder that has it is
@@ -127,6 +127,16 @@ const SETS: &[Set] = &[
         registry: PYPI,
         libraries: &[Library { name: "schemathesis", version: "4.32.5", used_by: "the tests of HTTP/JSON" }],
         packages: &[COMMAND],
+    },
+    Set {
+        folder: "pypi-python",
+        registry: PYPI,
+        libraries: &[Library {
+            name: "pytest",
+            version: "8.4.2",
+            used_by: "the tests of the Python package",
+        }],
+        packages: &[PYTHON],
     },
     Set {
         folder: "npm-locks",

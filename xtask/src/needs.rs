@@ -15,8 +15,8 @@ use lockkeeper_rig::{
 use crate::TaskResult;
 use crate::foreign;
 use crate::packages::{
-    COMMAND, DYNAMODB, ETCD, EXAMPLE_BACKEND, EXAMPLES, FENCE, LAB, LIBRARY, POSTGRES, REDIS, REDLOCK, RIG,
-    ZOOKEEPER, is_for,
+    COMMAND, DYNAMODB, ETCD, EXAMPLE_BACKEND, EXAMPLES, FENCE, LAB, LIBRARY, POSTGRES, PYTHON, REDIS,
+    REDLOCK, RIG, ZOOKEEPER, is_for,
 };
 use crate::process::{cargo, is_installed, run};
 
@@ -185,7 +185,7 @@ const TEST_NEEDS: &[TestNeeds] = &[
         needs: &[Need::of(memcached::SERVER, "the example of a lock service")],
     },
     TestNeeds {
-        packages: &[COMMAND, DYNAMODB, FENCE, LIBRARY, REDIS, RIG],
+        packages: &[COMMAND, DYNAMODB, FENCE, LIBRARY, PYTHON, REDIS, RIG],
         needs: &[
             Need { program: "python3", package: "python3", used_by: "lock clients and emulators in Python" },
             Need { program: "pip3", package: "python3-pip", used_by: "the same" },

@@ -22,7 +22,14 @@ pub struct LeaseThread {
 
 /// One thread for all its users, for as long as any of them has a handle.
 #[derive(Default)]
-pub struct SharedLeaseThread(Mutex<Option<(WeakUnboundedSender<BoxFuture<'static, ()>>, Handle)>>);
+pub struct SharedLeaseThread(Mutex<Option<Running>>);
+
+struct Running {
+    /// The process that has started the thread: a fork has the memory of its parent, and none of its threads.
+    process: u32,
+    jobs: WeakUnboundedSender<BoxFuture<'static, ()>>,
+    runtime: Handle,
+}
 
 impl SharedLeaseThread {
     /// Not started yet.
@@ -36,16 +43,21 @@ impl SharedLeaseThread {
     /// The thread can't be started.
     pub fn get(&self, name: &str) -> Result<LeaseThread, BackendError> {
         let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((jobs, runtime)) = &*shared
-            && let Some(jobs) = jobs.upgrade()
+        if let Some(running) = &*shared
+            && running.process == std::process::id()
+            && let Some(jobs) = running.jobs.upgrade()
         {
-            return Ok(LeaseThread { jobs, runtime: runtime.clone() });
+            return Ok(LeaseThread { jobs, runtime: running.runtime.clone() });
         }
         let lease_thread = LeaseThread::start(name).map_err(|error| {
             let what = format!("the thread `{name}` can't be started: {error}; raise the limit of threads");
             BackendError::caused(BackendErrorKind::Operator, what, error)
         })?;
-        *shared = Some((lease_thread.jobs.downgrade(), lease_thread.runtime.clone()));
+        *shared = Some(Running {
+            process: std::process::id(),
+            jobs: lease_thread.jobs.downgrade(),
+            runtime: lease_thread.runtime.clone(),
+        });
         Ok(lease_thread)
     }
 }

@@ -1,0 +1,72 @@
+"""The options of locks."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Mapping, TypedDict, Union, cast
+
+from ._errors import InvalidOption
+
+#: A time: seconds, or a ``timedelta``.
+Seconds = Union[int, float, timedelta]
+
+
+class Options(TypedDict, total=False):
+    """The options of a lock. Times are in seconds, or a ``timedelta``."""
+
+    #: How long the hold outlives a client that is not heard: the lease.
+    ttl: Seconds
+    #: Whether the lease is renewed while the lock is held (default: yes).
+    renew: bool
+    #: Whether to wait for the lock (default: yes), or for how long.
+    wait: Union[bool, Seconds]
+    #: Lock everything below the name too.
+    subtree: bool
+    #: The longest hold: it is lost then.
+    max_hold: Seconds
+    #: The shortest hold: a release takes effect no earlier.
+    min_hold: Seconds
+    #: How long the lock stays closed after a release.
+    keep_closed: Seconds
+    #: How long the lock stays closed after a holder that has died.
+    lock_delay: Seconds
+    #: How long the hold outlives a connection that was closed.
+    linger: Seconds
+    #: How much of the lease must be left when the lock is acquired.
+    min_validity: Seconds
+    #: How long before the lease's end the hold counts as lost.
+    grace: Seconds
+    #: A value that others see with the hold.
+    value: bytes
+    #: Names and texts that others see with the hold.
+    meta: Mapping[str, str]
+
+
+_TIMES = frozenset(
+    ["ttl", "max_hold", "min_hold", "keep_closed", "lock_delay", "linger", "min_validity", "grace"]
+)
+_KNOWN = _TIMES | {"renew", "wait", "subtree", "value", "meta"}
+
+
+def seconds(value: Seconds) -> float:
+    """A time as a number of seconds."""
+    return value.total_seconds() if isinstance(value, timedelta) else float(value)
+
+
+def wait(value: Union[bool, Seconds, None]) -> Union[bool, float, None]:
+    """Whether to wait, as the native module takes it."""
+    return value if value is None or isinstance(value, bool) else seconds(value)
+
+
+def native(options: Options) -> dict[str, Any]:
+    """The options as the native module takes them."""
+    given = dict(options)
+    unknown = given.keys() - _KNOWN
+    if unknown:
+        text = f"{', '.join(sorted(unknown))}: no option of a lock; there are {', '.join(sorted(_KNOWN))}"
+        raise InvalidOption(text, option=unknown.pop(), allowed=", ".join(sorted(_KNOWN)))
+    made = {**given, "meta": list(options.get("meta", {}).items())}
+    made.update((time, seconds(cast(Seconds, given[time]))) for time in given.keys() & _TIMES)
+    if "wait" in options:
+        made["wait"] = wait(options["wait"])
+    return made

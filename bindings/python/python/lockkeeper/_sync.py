@@ -1,0 +1,308 @@
+"""The API for threads."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+from types import TracebackType
+from typing import Generic, Iterable, Iterator, NamedTuple, Optional, Type, TypeVar, Union, cast
+
+from . import _lockkeeper
+from ._errors import LockLost, Released, ReleaseNotConfirmed
+from ._hold import Hold
+from ._lockkeeper import Lost as Lost
+from ._options import Options, Seconds, native, seconds, wait
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+else:
+    from typing_extensions import Unpack
+
+_logger = logging.getLogger("lockkeeper")
+
+
+def connect(url: str, *, label: Optional[str] = None) -> Locks:
+    """Connects to the lock service of a URL. ``label`` is what others see of this client."""
+    return Locks(_lockkeeper.connect(url, label))
+
+
+class Guard(Hold):
+    """A lock that is held by this thread's program."""
+
+    __slots__ = ()
+
+    @property
+    def lost(self) -> Lost:
+        """Set by the loss of the lock, before another client can have it: like a ``threading.Event``."""
+        return self._native.lost
+
+    def verify(self) -> None:
+        """Asks the lock service whether the lock is held. Raises :class:`LockLost` or :class:`NoAnswer`."""
+        self._native.verify()
+
+    def set_value(self, value: bytes) -> None:
+        """Changes the value that others see with the hold."""
+        self._native.set_value(value)
+
+    def downgrade(self) -> None:
+        """Makes an exclusive hold a shared one."""
+        self._native.downgrade()
+
+    def release(self) -> None:
+        """Releases the lock.
+
+        Raises :class:`LockLost` if it was lost before, :class:`ReleaseNotConfirmed` if there was no answer.
+        """
+        self._native.release()
+
+    @property
+    def index(self) -> Optional[int]:
+        """The number of a partition."""
+        return self._native.index
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether another member waits for this partition: stop, and release it."""
+        return self._native.is_leaving
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        end(self, error)
+
+
+_Self = TypeVar("_Self", bound=Guard)
+
+
+class FencedGuard(Guard):
+    """A lock that is held, with its token."""
+
+    __slots__ = ()
+
+    @property
+    def token(self) -> int:
+        """The fencing token: it rises with every grant of the name, and is below 2**53."""
+        return cast(int, self._native.token_hint)
+
+
+G = TypeVar("G", bound=Guard)
+
+
+def end(guard: Guard, error: Optional[BaseException]) -> None:
+    """Releases the lock after a ``with`` block, whose own error comes first."""
+    try:
+        guard.release()
+    except ReleaseNotConfirmed as unconfirmed:
+        _logger.warning("%s", unconfirmed)
+    except LockLost:
+        if error is None:
+            raise
+    except Released:
+        pass
+
+
+class Lock(Generic[G]):
+    """A lock that can be acquired, any number of times, by any thread.
+
+    As a context manager, it is acquired for the block, and the block's guard is its value. If the lock is lost
+    meanwhile, :class:`LockLost` is raised at the end of the block, unless the block itself raises.
+    """
+
+    def __init__(self, native: _lockkeeper.Lock, guard: Type[G]) -> None:
+        self._native = native
+        self._guard = guard
+        self._held = threading.local()
+
+    def acquire(self, *, timeout: Union[bool, Seconds, None] = None) -> G:
+        """Acquires the lock. ``timeout``: the longest wait, instead of the lock's option ``wait``."""
+        return self._guard(self._native.acquire(wait(timeout)))
+
+    def try_acquire(self) -> Optional[G]:
+        """Acquires the lock if it is free; else ``None``."""
+        native = self._native.try_acquire()
+        return None if native is None else self._guard(native)
+
+    def __enter__(self) -> G:
+        guard = self.acquire()
+        # One lock may be entered several times on a thread, if it is a semaphore.
+        self._held.__dict__.setdefault("guards", []).append(guard)
+        return guard
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        end(self._held.guards.pop(), error)
+
+
+class Leader(NamedTuple):
+    """Who leads."""
+
+    #: The leader's token, if the lock service has tokens.
+    token: Optional[int]
+    #: Its label.
+    owner: str
+    #: The value that it campaigned with.
+    value: bytes
+
+
+class Election(Generic[G]):
+    """One leader at a time."""
+
+    def __init__(self, locks: _Locks[G], name: str, options: Options) -> None:
+        self._locks, self._name, self._options = locks, name, native(options)
+
+    def campaign(self, value: bytes = b"") -> G:
+        """Waits until this client leads. It leads until the guard is released or lost."""
+        locks = self._locks
+        return locks._guard(_lockkeeper.campaign(locks._native, self._name, value, self._options))
+
+    def leader(self) -> Optional[Leader]:
+        """Who leads now."""
+        leader = _lockkeeper.leader(self._locks._native, self._name)
+        return None if leader is None else Leader(*leader)
+
+    def observe(self) -> Iterator[Optional[Leader]]:
+        """The leaders, one after another; ``None`` while nobody leads. Ends with an exception only."""
+        watch = _lockkeeper.observe(self._locks._native, self._name)
+        while True:
+            leader = watch.next()
+            yield None if leader is None else Leader(*leader)
+
+
+class PartitionMember(Generic[G]):
+    """A member of a group that divides partitions. As an iterator, it waits for each further partition.
+
+    Others' coming and going is noticed while :meth:`next` waits: keep calling it.
+    """
+
+    def __init__(self, native: _lockkeeper.PartitionMember, guard: Type[G]) -> None:
+        self._native, self._guard = native, guard
+
+    def next(self, *, timeout: Optional[Seconds] = None) -> Optional[G]:
+        """Waits until one more partition is this member's; ``None`` if there was none in time."""
+        limit = None if timeout is None else seconds(timeout)
+        partition = self._native.next(limit)
+        return None if partition is None else self._guard(partition)
+
+    def __iter__(self) -> Iterator[G]:
+        while True:
+            partition = self.next()
+            if partition is not None:
+                yield partition
+
+    def leave(self) -> None:
+        """Leaves the group."""
+        self._native.leave()
+
+    def __enter__(self) -> PartitionMember[G]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(Released):
+            self.leave()
+
+
+class Partitions(Generic[G]):
+    """Numbered partitions, each of one member of a group at a time."""
+
+    def __init__(self, locks: _Locks[G], name: str, count: int, options: Options) -> None:
+        self._locks, self._name, self._count, self._options = locks, name, count, native(options)
+
+    def join(self) -> PartitionMember[G]:
+        """Joins the group."""
+        locks = self._locks
+        member = _lockkeeper.join_partitions(locks._native, self._name, self._count, self._options)
+        return PartitionMember(member, locks._guard)
+
+
+class _Locks(Generic[G]):
+    def __init__(self, native: _lockkeeper.Locks, guard: Type[G]) -> None:
+        self._native, self._guard = native, guard
+
+    @property
+    def abilities(self) -> dict[str, bool]:
+        """What the lock service can do."""
+        return dict(self._native.abilities())
+
+    @property
+    def promises(self) -> list[tuple[int, str, str]]:
+        """The promises P1 to P12: number, name, and whether the lock service keeps it."""
+        return self._native.promises()
+
+    def mutex(self, name: str, **options: Unpack[Options]) -> Lock[G]:
+        """An exclusive lock."""
+        return Lock(self._native.mutex(name, native(options)), self._guard)
+
+    def read(self, name: str, **options: Unpack[Options]) -> Lock[G]:
+        """The shared side of a lock: of many readers, or one writer."""
+        return Lock(self._native.read(name, native(options)), self._guard)
+
+    def write(self, name: str, **options: Unpack[Options]) -> Lock[G]:
+        """The exclusive side of a lock of many readers, or one writer."""
+        return Lock(self._native.write(name, native(options)), self._guard)
+
+    def semaphore(self, name: str, permits: Optional[int] = None, **options: Unpack[Options]) -> Lock[G]:
+        """One of ``permits`` permits; ``None``: of as many as an operator has set."""
+        return Lock(self._native.semaphore(name, permits, native(options)), self._guard)
+
+    def all(self, names: Iterable[str], **options: Unpack[Options]) -> Lock[G]:
+        """All these locks at once, or none."""
+        return Lock(self._native.all(list(names), native(options)), self._guard)
+
+    def rate(self, name: str, count: int, per: Seconds, **options: Unpack[Options]) -> Lock[G]:
+        """At most ``count`` acquires in ``per`` seconds."""
+        return Lock(self._native.rate(name, count, seconds(per), native(options)), self._guard)
+
+    def striped(self, name: str, stripes: int, key: bytes, **options: Unpack[Options]) -> Lock[G]:
+        """The lock of a key, of ``stripes`` locks that all keys share."""
+        return Lock(self._native.striped(name, stripes, key, native(options)), self._guard)
+
+    def election(self, name: str, **options: Unpack[Options]) -> Election[G]:
+        """One leader at a time."""
+        return Election(self, name, options)
+
+    def partitions(self, name: str, count: int, **options: Unpack[Options]) -> Partitions[G]:
+        """``count`` partitions, which a group divides among its members."""
+        return Partitions(self, name, count, options)
+
+    def shutdown(self, limit: Seconds = 5.0) -> None:
+        """Ends the client's sessions, which releases all its locks; waits for that at most ``limit`` seconds."""
+        self._native.shutdown(seconds(limit))
+
+    def __enter__(self: _SelfLocks) -> _SelfLocks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+
+_SelfLocks = TypeVar("_SelfLocks", bound="_Locks[Guard]")
+
+
+class FencedLocks(_Locks[FencedGuard]):
+    """A client of a lock service, whose holds have tokens."""
+
+    def __init__(self, native: _lockkeeper.Locks) -> None:
+        super().__init__(native, FencedGuard)
+
+
+class Locks(_Locks[Guard]):
+    """A client of a lock service."""
+
+    def __init__(self, native: _lockkeeper.Locks) -> None:
+        super().__init__(native, Guard)
+
+    def fenced(self) -> FencedLocks:
+        """The same client, whose holds have tokens. Raises :class:`Unsupported` where there are none."""
+        return FencedLocks(self._native.fenced())

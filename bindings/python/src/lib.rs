@@ -1,0 +1,44 @@
+//! The native module of the Python package `lockkeeper`: the Rust library's locks, for its `__init__.py` and
+//! `aio.py`, which are the API.
+//!
+//! Responsible for: the GIL is released while a call waits, and no thread of the library ever waits for it
+//! (renewals go on while Python computes); Ctrl-C and a cancelled future drop the call, which abandons its
+//! request; and nothing of a parent process is used after a fork.
+//!
+//! - `locks.rs`, `guard.rs`, `recipes.rs`: the classes
+//! - `options.rs`: the options of a lock
+//! - `calls.rs`: how a call waits, on a thread or in an event loop
+//! - `errors.rs`: Rust's errors as the exceptions of `lockkeeper/_errors.py`
+//! - `process.rs`: the runtime, and forks
+//! - `events.rs`: the library's log events, for `logging`
+
+mod calls;
+mod errors;
+mod events;
+mod guard;
+mod locks;
+mod options;
+mod process;
+mod recipes;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _lockkeeper {
+    #[pymodule_export]
+    use crate::calls::{Bridge, Lost};
+    #[pymodule_export]
+    use crate::events::follow_events;
+    #[pymodule_export]
+    use crate::guard::Guard;
+    #[pymodule_export]
+    use crate::locks::{Lock, Locks, connect};
+    #[pymodule_export]
+    use crate::recipes::{LeaderWatch, PartitionMember, campaign, join_partitions, leader, observe};
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,168 @@
+//! Elections and partitions.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use tokio::sync::Mutex;
+
+use crate::calls::{Answer, InLoop, call};
+use crate::errors::Failure;
+use crate::guard::Hold;
+use crate::locks::{Either, Locks, with};
+use crate::options::{Options, seconds};
+use crate::process::Owned;
+
+/// A leader: its token, its owner, and its value.
+struct Leader(Option<lockkeeper::Leader>);
+
+impl Answer for Leader {
+    fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let leader = self.0.map(|it| (it.token.map(lockkeeper::Token::get), it.owner, it.value));
+        Ok(leader.into_pyobject(py)?.into_any().unbind())
+    }
+}
+
+type AnyMember = Either<
+    lockkeeper::PartitionMember<lockkeeper::Unfenced>,
+    lockkeeper::PartitionMember<lockkeeper::Fenced>,
+>;
+
+impl Answer for AnyMember {
+    fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let member = Owned::new(Arc::new(Mutex::new(Some(self))));
+        Ok(Py::new(py, PartitionMember(member))?.into_any())
+    }
+}
+
+/// Waits until this client leads.
+#[pyfunction]
+#[pyo3(signature = (locks, name, value, options, place=None))]
+pub(crate) fn campaign(
+    locks: &Locks,
+    py: Python<'_>,
+    name: String,
+    value: Vec<u8>,
+    options: Options,
+    place: Option<InLoop<'_>>,
+) -> PyResult<Py<PyAny>> {
+    let locks = locks.0.get()?.clone();
+    // Checked here, since the election takes a function that can't fail.
+    with!(&locks, locks => drop(options.on(locks.mutex(&name))?));
+    call(py, place, async move {
+        Ok(match locks {
+            Either::Plain(locks) => {
+                let election = locks.election(name).with(|lock| options.on(lock.clone()).unwrap_or(lock));
+                Hold::Plain(election.campaign(value).await?)
+            }
+            Either::Fenced(locks) => {
+                let election = locks.election(name).with(|lock| options.on(lock.clone()).unwrap_or(lock));
+                Hold::Fenced(election.campaign(value).await?)
+            }
+        })
+    })
+}
+
+/// The leader now.
+#[pyfunction]
+#[pyo3(signature = (locks, name, place=None))]
+pub(crate) fn leader(
+    locks: &Locks,
+    py: Python<'_>,
+    name: String,
+    place: Option<InLoop<'_>>,
+) -> PyResult<Py<PyAny>> {
+    let locks = locks.0.get()?.clone();
+    call(py, place, async move {
+        let leader = with!(locks, locks => locks.election(name).leader().await);
+        leader.map(Leader).map_err(Failure::from)
+    })
+}
+
+/// The leaders, one after another.
+#[pyfunction]
+pub(crate) fn observe(locks: &Locks, name: &str) -> PyResult<LeaderWatch> {
+    let locks = locks.0.get()?;
+    let watch = crate::process::within(|| with!(locks, locks => locks.election(name).observe()))?;
+    Ok(LeaderWatch(Owned::new(Arc::new(Mutex::new(watch)))))
+}
+
+/// Joins a group that divides partitions.
+#[pyfunction]
+#[pyo3(signature = (locks, name, count, options, place=None))]
+pub(crate) fn join_partitions(
+    locks: &Locks,
+    py: Python<'_>,
+    name: String,
+    count: u32,
+    options: Options,
+    place: Option<InLoop<'_>>,
+) -> PyResult<Py<PyAny>> {
+    let locks = locks.0.get()?.clone();
+    with!(&locks, locks => drop(options.on(locks.mutex(&name))?));
+    call(py, place, async move {
+        Ok(match locks {
+            Either::Plain(locks) => {
+                let group = locks.partitions(name, count);
+                let group = group.with(move |lock| options.on(lock.clone()).unwrap_or(lock));
+                AnyMember::Plain(group.join().await?)
+            }
+            Either::Fenced(locks) => {
+                let group = locks.partitions(name, count);
+                let group = group.with(move |lock| options.on(lock.clone()).unwrap_or(lock));
+                AnyMember::Fenced(group.join().await?)
+            }
+        })
+    })
+}
+
+/// The leaders of an election.
+#[pyclass(frozen)]
+pub(crate) struct LeaderWatch(Owned<Arc<Mutex<lockkeeper::LeaderWatch>>>);
+
+#[pymethods]
+impl LeaderWatch {
+    /// Waits for the next leader, or for there to be none.
+    #[pyo3(signature = (place=None))]
+    fn next(&self, py: Python<'_>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
+        let watch = self.0.get()?.clone();
+        call(py, place, async move { watch.lock().await.next().await.map(Leader).map_err(Failure::from) })
+    }
+}
+
+/// A member of a group that divides partitions.
+#[pyclass(frozen)]
+pub(crate) struct PartitionMember(Owned<Arc<Mutex<Option<AnyMember>>>>);
+
+#[pymethods]
+impl PartitionMember {
+    /// Waits until one more partition is this member's; `None` if there was none within `timeout` seconds.
+    #[pyo3(signature = (timeout=None, place=None))]
+    fn next(&self, py: Python<'_>, timeout: Option<f64>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
+        let member = self.0.get()?.clone();
+        let limit = timeout.map(|limit| seconds("timeout", limit)).transpose()?;
+        call(py, place, async move {
+            let mut member = member.lock().await;
+            let member = member.as_mut().ok_or(Failure::Released)?;
+            let next = async {
+                Ok::<_, Failure>(match member {
+                    Either::Plain(member) => Hold::PlainPartition(member.next().await?),
+                    Either::Fenced(member) => Hold::FencedPartition(member.next().await?),
+                })
+            };
+            match limit {
+                None => next.await.map(Some),
+                Some(limit) => tokio::time::timeout(limit, next).await.ok().transpose(),
+            }
+        })
+    }
+
+    /// Leaves the group: others get its partitions.
+    #[pyo3(signature = (place=None))]
+    fn leave(&self, py: Python<'_>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
+        let member = self.0.get()?.clone();
+        call(py, place, async move {
+            let member = member.lock().await.take().ok_or(Failure::Released)?;
+            with!(member, member => member.leave().await).map_err(Failure::from)
+        })
+    }
+}

@@ -1,0 +1,155 @@
+"""The API for asyncio."""
+
+import asyncio
+import random
+import time
+
+import lockkeeper
+import pytest
+from lockkeeper import aio
+
+
+def test_one_task_at_a_time_and_tokens_rise(url: str, name: str) -> None:
+    async def main() -> None:
+        lock = (await aio.connect(url)).fenced().mutex(name)
+        inside, tokens = [], []
+
+        async def work() -> None:
+            for _ in range(10):
+                async with lock as guard:
+                    inside.append(guard.token)
+                    await asyncio.sleep(0)
+                    assert inside == [guard.token]
+                    tokens.append(guard.token)
+                    inside.clear()
+
+        await asyncio.gather(*[work() for _ in range(8)])
+        assert len(tokens) == 80 and tokens == sorted(set(tokens))
+
+    asyncio.run(main())
+
+
+def test_cancelled_acquires_leave_nothing(url: str, name: str) -> None:
+    async def main() -> None:
+        locks = await aio.connect(url)
+        lock = locks.mutex(name)
+
+        async def contend() -> None:
+            guard = await lock.acquire()
+            await guard.release()
+
+        random.seed(7)
+        for _ in range(250):
+            tasks = [asyncio.create_task(contend()) for _ in range(4)]
+            for task in tasks:
+                try:
+                    await asyncio.wait_for(task, random.choice([0, 1e-5, 1e-4, 1e-3]))
+                except asyncio.TimeoutError:
+                    pass
+        async with locks.mutex(name, wait=30) as guard:
+            guard.check()
+
+    asyncio.run(main())
+
+
+def test_loss_cancels_the_block_and_raises_lock_lost(own: str, name: str) -> None:
+    async def main() -> None:
+        locks = await aio.connect(own)
+        task = asyncio.current_task()
+        assert task is not None
+        with pytest.raises(lockkeeper.LockLost) as lost:
+            async with locks.mutex(name, max_hold=0.2) as guard:
+                await asyncio.sleep(60)
+        assert lost.value.cause == "max-hold" and guard.lost.is_set()
+        assert isinstance(lost.value.__cause__, asyncio.CancelledError)
+        await asyncio.sleep(0)
+        assert not task.cancelled()
+        if hasattr(task, "cancelling"):
+            assert task.cancelling() == 0
+
+        # The block never waits: the cancel is not left for those after it.
+        with pytest.raises(lockkeeper.LockLost):
+            async with locks.mutex(name, max_hold=0.2) as guard:
+                while not guard.lost.is_set():
+                    time.sleep(0.01)
+        await asyncio.sleep(0)
+
+        # The block's own error comes first.
+        with pytest.raises(KeyError):
+            async with locks.mutex(name, max_hold=0.2):
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    raise KeyError("mine") from None
+        await asyncio.sleep(0)
+
+        # A cancel by somebody else stays one.
+        async def cancelled() -> None:
+            async with locks.mutex(name, ttl=10):
+                held.set()
+                await asyncio.sleep(60)
+
+        held = asyncio.Event()
+        other = asyncio.create_task(cancelled())
+        await held.wait()
+        other.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await other
+        async with locks.mutex(name, wait=30):
+            pass
+
+    asyncio.run(main())
+
+
+def test_lost_is_an_event(own: str, name: str) -> None:
+    async def main() -> None:
+        guard = await (await aio.connect(own)).mutex(name, max_hold=0.2).acquire()
+        await asyncio.wait_for(guard.lost.wait(), 30)
+        with pytest.raises(lockkeeper.LockLost):
+            await guard.verify()
+        with pytest.raises(lockkeeper.LockLost):
+            await guard.release()
+
+    asyncio.run(main())
+
+
+def test_loops_come_and_go(own: str, name: str) -> None:
+    async def connect() -> aio.Locks:
+        return await aio.connect(own)
+
+    async def use(locks: aio.Locks) -> None:
+        async with locks.mutex(name):
+            pass
+
+    locks = asyncio.run(connect())
+    for _ in range(3):
+        asyncio.run(use(locks))
+
+
+def test_recipes(own: str, name: str) -> None:
+    async def main() -> None:
+        async with (await aio.connect(own, label="first")) as client:
+            locks = client.fenced()
+            election = locks.election(name)
+            guard = await election.campaign(b"here")
+            assert (await election.leader()) == (guard.token, "first", b"here")
+            async for leader in election.observe():
+                if leader is not None:
+                    break
+            await guard.set_value(b"there")
+            await guard.release()
+            async with await locks.partitions(name + "/parts", 2).join() as member:
+                mine = {}
+                async for partition in member:
+                    assert not partition.is_leaving
+                    mine[partition.index] = partition
+                    if len(mine) == 2:
+                        break
+                assert await member.next(timeout=0.01) is None
+            held = await locks.mutex(name).try_acquire()
+            assert held is not None
+            with pytest.raises(lockkeeper.AcquireTimeout):
+                async with locks.mutex(name, wait=0.05):
+                    pass
+
+    asyncio.run(main())

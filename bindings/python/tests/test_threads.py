@@ -1,0 +1,185 @@
+"""The API for threads."""
+
+import logging
+import threading
+import time
+
+import lockkeeper
+import pytest
+from conftest import URLS
+
+
+def test_one_thread_at_a_time_and_tokens_rise(url: str, name: str) -> None:
+    locks = lockkeeper.connect(url).fenced()
+    lock, inside, tokens = locks.mutex(name), [], []
+
+    def work() -> None:
+        for _ in range(20):
+            with lock as guard:
+                inside.append(guard.token)
+                assert inside == [guard.token]
+                tokens.append(guard.token)
+                inside.clear()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(tokens) == 80 and tokens == sorted(set(tokens))
+
+
+def test_block_that_raises_releases_and_keeps_its_error(url: str, name: str) -> None:
+    lock = lockkeeper.connect(url).mutex(name)
+    with pytest.raises(KeyError, match="mine"), lock:
+        raise KeyError("mine")
+    guard = lock.try_acquire()
+    assert guard is not None
+    guard.release()
+    with pytest.raises(lockkeeper.Released):
+        guard.release()
+
+
+def test_waits_as_long_as_asked(url: str, name: str) -> None:
+    locks = lockkeeper.connect(url)
+    with locks.mutex(name):
+        assert locks.mutex(name).try_acquire() is None
+        with pytest.raises(lockkeeper.AcquireTimeout) as late:
+            locks.mutex(name).acquire(timeout=0.2)
+        assert late.value.waited >= 0.2 and isinstance(late.value, TimeoutError)
+        with pytest.raises(lockkeeper.Busy):
+            locks.mutex(name, wait=False).acquire()
+
+
+def test_loss_is_told_to_all_who_ask(own: str, name: str) -> None:
+    locks = lockkeeper.connect(own)
+    with pytest.raises(lockkeeper.LockLost) as lost, locks.mutex(name, max_hold=0.3) as guard:
+        guard.check()
+        assert not guard.lost and guard.valid_until is not None
+        assert not guard.lost.wait(0.01)
+        assert guard.lost.wait(30)
+        assert guard.lost.is_set() and guard.loss == "max-hold"
+        with pytest.raises(lockkeeper.LockLost):
+            guard.check()
+        with pytest.raises(lockkeeper.LockLost):
+            guard.verify()
+    assert lost.value.cause == "max-hold"
+    with pytest.raises(KeyError), locks.mutex(name, max_hold=0.3) as guard:
+        guard.lost.wait(30)
+        raise KeyError("the block's own error comes first")
+
+
+def test_check_looks_ahead(own: str, name: str) -> None:
+    with lockkeeper.connect(own).mutex(name, ttl=10) as guard:
+        guard.check(need=5)
+        with pytest.raises(lockkeeper.LockLost):
+            guard.check(need=11)
+        left = guard.valid_until - time.clock_gettime(time.CLOCK_BOOTTIME)
+        assert 5 < left <= 10
+
+
+def test_errors_say_what_is_allowed(own: str) -> None:
+    locks = lockkeeper.connect(own)
+    for wrong, error in [
+        (lambda: lockkeeper.connect("reddis://x"), lockkeeper.InvalidUrl),
+        (lambda: lockkeeper.connect("lockkeeper://127.0.0.1:1"), lockkeeper.BackendError),
+        (lambda: locks.mutex("").acquire(), lockkeeper.InvalidName),
+        (lambda: locks.mutex("a", ttl=-1), lockkeeper.InvalidOption),
+        (lambda: locks.mutex("a", ttl=1e9).acquire(), lockkeeper.LockkeeperError),
+        (lambda: locks.mutex("a", ttll=1), lockkeeper.InvalidOption),
+        (lambda: locks.semaphore("a", 0).acquire(), lockkeeper.LockkeeperError),
+    ]:
+        with pytest.raises(error) as raised:
+            wrong()
+        assert isinstance(raised.value, lockkeeper.LockkeeperError) and str(raised.value)
+
+
+def test_service_without_tokens_says_so() -> None:
+    locks = lockkeeper.connect(URLS["redis"].partition("?")[0])
+    assert not locks.abilities["fencing"]
+    with pytest.raises(lockkeeper.Unsupported) as error:
+        locks.fenced()
+    assert error.value.backend == "redis" and error.value.instead
+
+
+def test_modes(own: str, name: str) -> None:
+    locks = lockkeeper.connect(own).fenced()
+    with locks.read(name), locks.read(name):
+        assert locks.write(name).try_acquire() is None
+    semaphore = locks.semaphore(name + "/permits", 2)
+    with semaphore as one, semaphore as two:
+        assert {one.slot, two.slot} == {0, 1}
+        assert semaphore.try_acquire() is None
+    with locks.all([name, name + "/other"], value=b"v", meta={"job": "test"}):
+        assert locks.mutex(name + "/other").try_acquire() is None
+    with locks.mutex(name, subtree=True):
+        assert locks.mutex(name + "/below").try_acquire() is None
+    rate = locks.rate(name + "/rate", 1, 60)
+    rate.acquire().release()
+    assert rate.try_acquire() is None
+    with locks.write(name) as guard:
+        guard.downgrade()
+        with locks.read(name):
+            pass
+
+
+def test_leaders_follow_each_other(own: str, name: str) -> None:
+    election = lockkeeper.connect(own, label="first").fenced().election(name)
+    assert election.leader() is None
+    seen = election.observe()
+    guard = election.campaign(b"at 10.0.0.1")
+    leader = election.leader()
+    assert leader == (guard.token, "first", b"at 10.0.0.1")
+    while next(seen) != leader:
+        pass
+    guard.release()
+    while next(seen) is not None:
+        pass
+
+
+def test_partitions_are_divided(own: str, name: str) -> None:
+    first = lockkeeper.connect(own).fenced().partitions(name, 4, ttl=10).join()
+    mine = {}
+    while len(mine) < 4:
+        partition = first.next(timeout=30)
+        assert partition is not None
+        mine[partition.index] = partition
+    assert first.next(timeout=0.01) is None
+    with lockkeeper.connect(own).fenced().partitions(name, 4, ttl=10).join() as second:
+        freed = {}
+        while not freed:
+            assert first.next(timeout=0.05) is None
+            for index, partition in list(mine.items()):
+                if partition.is_leaving:
+                    freed[index] = mine.pop(index)
+                    partition.release()
+        theirs = second.next(timeout=30)
+        assert theirs is not None and theirs.token > freed[theirs.index].token
+        theirs.release()
+    first.leave()
+    with pytest.raises(lockkeeper.Released):
+        first.next()
+
+
+def test_shutdown_releases_all(own: str, name: str) -> None:
+    with lockkeeper.connect(own) as locks:
+        guard = locks.mutex(name).acquire()
+    assert guard.lost.wait(30)
+    with lockkeeper.connect(own).mutex(name, wait=30):
+        pass
+
+
+def test_guard_that_is_garbage_is_released(url: str, name: str) -> None:
+    locks = lockkeeper.connect(url)
+    guard = locks.mutex(name).acquire()
+    del guard
+    locks.mutex(name).acquire(timeout=30).release()
+
+
+def test_events_reach_logging(own: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="lockkeeper"):
+        guard = lockkeeper.connect(own).mutex(name, max_hold=0.1).acquire()
+        guard.lost.wait(30)
+        deadline = time.monotonic() + 30
+        while not any(name in record.getMessage() for record in caplog.records):
+            assert time.monotonic() < deadline, caplog.records
