@@ -17,18 +17,18 @@ use pyo3::prelude::*;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::errors::{self, Failure};
+use crate::errors::{self, CallError};
 use crate::process::{self, Owned};
 
 /// How often a thread that waits looks for signals.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
 /// The result of a call, as a Python object.
-pub(crate) trait Answer: Send + 'static {
+pub(crate) trait IntoObject: Send + 'static {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>>;
 }
 
-impl Answer for () {
+impl IntoObject for () {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         Ok(py.None())
     }
@@ -42,10 +42,10 @@ pub(crate) struct InLoop<'py>(Bound<'py, Bridge>, Bound<'py, PyAny>);
 ///
 /// # Errors
 /// Those of the call, on a thread; what a signal handler raises.
-pub(crate) fn call<T: Answer>(
+pub(crate) fn call<T: IntoObject>(
     py: Python<'_>,
     place: Option<InLoop<'_>>,
-    future: impl Future<Output = Result<T, Failure>> + Send + 'static,
+    future: impl Future<Output = Result<T, CallError>> + Send + 'static,
 ) -> PyResult<Py<PyAny>> {
     match place {
         None => wait(py, future)?.into_object(py),
@@ -54,7 +54,7 @@ pub(crate) fn call<T: Answer>(
 }
 
 /// Waits on this thread.
-fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = Result<T, Failure>> + Send) -> PyResult<T> {
+fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = Result<T, CallError>> + Send) -> PyResult<T> {
     let runtime = process::runtime()?;
     let mut future = pin!(future);
     loop {
@@ -129,11 +129,11 @@ impl Bridge {
 }
 
 impl Bridge {
-    fn begin<T: Answer>(
+    fn begin<T: IntoObject>(
         &self,
         py: Python<'_>,
         result: Bound<'_, PyAny>,
-        call: impl Future<Output = Result<T, Failure>> + Send + 'static,
+        call: impl Future<Output = Result<T, CallError>> + Send + 'static,
     ) -> PyResult<()> {
         let completions = self.0.get()?.clone();
         let ended = result.clone().unbind();
@@ -156,8 +156,8 @@ impl Bridge {
     }
 }
 
-/// Sets the result of a loop's future, unless it is cancelled: then the answer is dropped, and with it a hold.
-fn complete<T: Answer>(future: &Bound<'_, PyAny>, answer: Result<T, Failure>) -> PyResult<()> {
+/// Sets the result of a loop's future. If that is cancelled, the answer is dropped, and with it a hold.
+fn complete<T: IntoObject>(future: &Bound<'_, PyAny>, answer: Result<T, CallError>) -> PyResult<()> {
     let py = future.py();
     if future.call_method0("done")?.is_truthy()? {
         return Ok(());

@@ -13,7 +13,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 
 /// An error of a call, until the GIL is held.
-pub(crate) enum Failure {
+pub(crate) enum CallError {
     Connect(ConnectError),
     Acquire(AcquireError),
     Backend(BackendError),
@@ -27,7 +27,7 @@ pub(crate) enum Failure {
 
 macro_rules! from {
     ($($error:ident => $variant:ident),*) => {
-        $(impl From<$error> for Failure {
+        $(impl From<$error> for CallError {
             fn from(error: $error) -> Self {
                 Self::$variant(error)
             }
@@ -39,7 +39,7 @@ from!(
     ReleaseError => Release, VerifyError => Verify
 );
 
-impl From<HoldError> for Failure {
+impl From<HoldError> for CallError {
     fn from(error: HoldError) -> Self {
         match error {
             HoldError::Lost(lost) => Self::Lost(lost),
@@ -70,23 +70,23 @@ fn none(_: &Bound<'_, PyDict>) -> PyResult<()> {
     Ok(())
 }
 
-impl From<Failure> for PyErr {
-    fn from(failure: Failure) -> Self {
+impl From<CallError> for PyErr {
+    fn from(failure: CallError) -> Self {
         match failure {
-            Failure::Connect(error) => connect(&error),
-            Failure::Acquire(error) => acquire(&error),
-            Failure::Backend(error) => backend(&error),
-            Failure::Change(ChangeError::Lost(lost)) | Failure::Verify(VerifyError::Lost(lost)) => {
+            CallError::Connect(error) => connect(&error),
+            CallError::Acquire(error) => acquire(&error),
+            CallError::Backend(error) => backend(&error),
+            CallError::Change(ChangeError::Lost(lost)) | CallError::Verify(VerifyError::Lost(lost)) => {
                 self::lost(&lost)
             }
-            Failure::Change(ChangeError::Unsupported(error)) => unsupported(&error),
-            Failure::Change(ChangeError::Backend(error)) => backend(&error),
-            Failure::Change(error) => exception("NoAnswer", &error.to_string(), &none),
-            Failure::Verify(error) => exception("NoAnswer", &error.to_string(), &none),
-            Failure::Lost(lost) => self::lost(&lost),
-            Failure::Release(ReleaseError::AlreadyLost(lost)) => self::lost(&lost),
-            Failure::Release(error) => exception("ReleaseNotConfirmed", &error.to_string(), &none),
-            Failure::Released => exception("Released", "the lock was released; acquire it again", &none),
+            CallError::Change(ChangeError::Unsupported(error)) => unsupported(&error),
+            CallError::Change(ChangeError::Backend(error)) => backend(&error),
+            CallError::Change(error) => exception("NoAnswer", &error.to_string(), &none),
+            CallError::Verify(error) => exception("NoAnswer", &error.to_string(), &none),
+            CallError::Lost(lost) => self::lost(&lost),
+            CallError::Release(ReleaseError::AlreadyLost(lost)) => self::lost(&lost),
+            CallError::Release(error) => exception("ReleaseNotConfirmed", &error.to_string(), &none),
+            CallError::Released => exception("Released", "the lock was released; acquire it again", &none),
         }
     }
 }

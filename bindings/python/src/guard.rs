@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use tokio::sync::{RwLock, RwLockReadGuard};
 use tokio_util::sync::CancellationToken;
 
-use crate::calls::{Answer, InLoop, Lost, call, cause};
-use crate::errors::{self, Failure};
+use crate::calls::{InLoop, IntoObject, Lost, call, cause};
+use crate::errors::{self, CallError};
 use crate::options::seconds;
 use crate::process::{self, Owned};
 
@@ -32,8 +32,8 @@ macro_rules! with {
 }
 
 /// A hold, until it is released.
-#[pyclass(frozen)]
-pub(crate) struct Guard {
+#[pyclass(frozen, name = "Guard")]
+pub(crate) struct HeldLock {
     hold: Owned<Arc<RwLock<Option<Hold>>>>,
     lost: CancellationToken,
     token: Option<u64>,
@@ -41,7 +41,7 @@ pub(crate) struct Guard {
     index: Option<u32>,
 }
 
-impl Answer for Hold {
+impl IntoObject for Hold {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let lost = with!(&self, hold => hold.lost());
         let token = with!(&self, hold => hold.token_hint()).map(lockkeeper::Token::get);
@@ -52,29 +52,29 @@ impl Answer for Hold {
             Self::FencedPartition(partition) => Some(partition.index()),
         };
         let hold = Owned::new(Arc::new(RwLock::new(Some(self))));
-        Ok(Py::new(py, Guard { hold, lost, token, slot, index })?.into_any())
+        Ok(Py::new(py, HeldLock { hold, lost, token, slot, index })?.into_any())
     }
 }
 
-impl Answer for Option<Hold> {
+impl IntoObject for Option<Hold> {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.map_or_else(|| Ok(py.None()), |hold| hold.into_object(py))
     }
 }
 
-impl Guard {
+impl HeldLock {
     /// The hold.
     ///
     /// # Errors
     /// It was released, or is being released.
     fn hold(&self) -> PyResult<RwLockReadGuard<'_, Option<Hold>>> {
-        let hold = self.hold.target()?.try_read().map_err(|_| Failure::Released)?;
-        if hold.is_none() { Err(Failure::Released.into()) } else { Ok(hold) }
+        let hold = self.hold.target()?.try_read().map_err(|_| CallError::Released)?;
+        if hold.is_none() { Err(CallError::Released.into()) } else { Ok(hold) }
     }
 }
 
 #[pymethods]
-impl Guard {
+impl HeldLock {
     /// The token; `None` if the lock service has none.
     #[getter]
     fn token_hint(&self) -> Option<u64> {
@@ -147,8 +147,8 @@ impl Guard {
         let hold = self.hold.get()?.clone();
         call(py, place, async move {
             let hold = hold.read().await;
-            let hold = hold.as_ref().ok_or(Failure::Released)?;
-            with!(hold, it => it.verify().await).map_err(Failure::from)
+            let hold = hold.as_ref().ok_or(CallError::Released)?;
+            with!(hold, it => it.verify().await).map_err(CallError::from)
         })
     }
 
@@ -157,8 +157,8 @@ impl Guard {
         let hold = self.hold.get()?.clone();
         call(py, place, async move {
             let hold = hold.read().await;
-            let hold = hold.as_ref().ok_or(Failure::Released)?;
-            with!(hold, it => it.set_value(value).await).map_err(Failure::from)
+            let hold = hold.as_ref().ok_or(CallError::Released)?;
+            with!(hold, it => it.set_value(value).await).map_err(CallError::from)
         })
     }
 
@@ -167,8 +167,8 @@ impl Guard {
         let hold = self.hold.get()?.clone();
         call(py, place, async move {
             let hold = hold.read().await;
-            let hold = hold.as_ref().ok_or(Failure::Released)?;
-            with!(hold, it => it.downgrade().await).map_err(Failure::from)
+            let hold = hold.as_ref().ok_or(CallError::Released)?;
+            with!(hold, it => it.downgrade().await).map_err(CallError::from)
         })
     }
 
@@ -177,7 +177,7 @@ impl Guard {
     fn leaving(&self, py: Python<'_>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
         let hold = self.hold.get()?.clone();
         call(py, place, async move {
-            match hold.read().await.as_ref().ok_or(Failure::Released)? {
+            match hold.read().await.as_ref().ok_or(CallError::Released)? {
                 Hold::PlainPartition(partition) => partition.leaving().await,
                 Hold::FencedPartition(partition) => partition.leaving().await,
                 hold => with!(hold, it => it.lost()).cancelled().await,
@@ -191,8 +191,8 @@ impl Guard {
     fn release(&self, py: Python<'_>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
         let hold = self.hold.get()?.clone();
         call(py, place, async move {
-            let hold = hold.write().await.take().ok_or(Failure::Released)?;
-            with!(hold, it => it.release().await).map_err(Failure::from)
+            let hold = hold.write().await.take().ok_or(CallError::Released)?;
+            with!(hold, it => it.release().await).map_err(CallError::from)
         })
     }
 

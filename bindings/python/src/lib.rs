@@ -30,7 +30,7 @@ mod _lockkeeper {
     #[pymodule_export]
     use crate::events::follow_events;
     #[pymodule_export]
-    use crate::guard::Guard;
+    use crate::guard::HeldLock;
     #[pymodule_export]
     use crate::locks::{Lock, Locks, connect};
     #[pymodule_export]

@@ -5,8 +5,8 @@ use std::time::Duration;
 use lockkeeper::{Fenced, Unfenced};
 use pyo3::prelude::*;
 
-use crate::calls::{Answer, InLoop, call};
-use crate::errors::{self, Failure};
+use crate::calls::{InLoop, IntoObject, call};
+use crate::errors::{self, CallError};
 use crate::guard::Hold;
 use crate::options::{Options, WaitOption, seconds};
 use crate::process::Owned;
@@ -43,7 +43,7 @@ pub(crate) use with;
 #[pyclass(frozen)]
 pub(crate) struct Locks(pub(crate) Owned<AnyLocks>);
 
-impl Answer for lockkeeper::Locks {
+impl IntoObject for lockkeeper::Locks {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         Ok(Py::new(py, Locks(Owned::new(Either::Plain(self))))?.into_any())
     }
@@ -63,12 +63,12 @@ pub(crate) fn connect(
             Some(label) => lockkeeper::Locks::connect_as(&url, &label).await,
             None => lockkeeper::Locks::connect(&url).await,
         };
-        connected.map_err(Failure::from)
+        connected.map_err(CallError::from)
     })
 }
 
 /// A number of closed clients, and of those that are left.
-impl Answer for lockkeeper::ShutdownReport {
+impl IntoObject for lockkeeper::ShutdownReport {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         Ok((self.closed, self.left).into_pyobject(py)?.into_any().unbind())
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use tokio::sync::Mutex;
 
-use crate::calls::{Answer, InLoop, call};
-use crate::errors::Failure;
+use crate::calls::{InLoop, IntoObject, call};
+use crate::errors::CallError;
 use crate::guard::Hold;
 use crate::locks::{Either, Locks, with};
 use crate::options::{Options, seconds};
@@ -15,7 +15,7 @@ use crate::process::Owned;
 /// A leader: its token, its owner, and its value.
 struct Leader(Option<lockkeeper::Leader>);
 
-impl Answer for Leader {
+impl IntoObject for Leader {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let leader = self.0.map(|it| (it.token.map(lockkeeper::Token::get), it.owner, it.value));
         Ok(leader.into_pyobject(py)?.into_any().unbind())
@@ -27,7 +27,7 @@ type AnyMember = Either<
     lockkeeper::PartitionMember<lockkeeper::Fenced>,
 >;
 
-impl Answer for AnyMember {
+impl IntoObject for AnyMember {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let member = Owned::new(Arc::new(Mutex::new(Some(self))));
         Ok(Py::new(py, PartitionMember(member))?.into_any())
@@ -74,7 +74,7 @@ pub(crate) fn leader(
     let locks = locks.0.get()?.clone();
     call(py, place, async move {
         let leader = with!(locks, locks => locks.election(name).leader().await);
-        leader.map(Leader).map_err(Failure::from)
+        leader.map(Leader).map_err(CallError::from)
     })
 }
 
@@ -125,7 +125,7 @@ impl LeaderWatch {
     #[pyo3(signature = (place=None))]
     fn next(&self, py: Python<'_>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
         let watch = self.0.get()?.clone();
-        call(py, place, async move { watch.lock().await.next().await.map(Leader).map_err(Failure::from) })
+        call(py, place, async move { watch.lock().await.next().await.map(Leader).map_err(CallError::from) })
     }
 }
 
@@ -142,9 +142,9 @@ impl PartitionMember {
         let limit = timeout.map(|limit| seconds("timeout", limit)).transpose()?;
         call(py, place, async move {
             let mut member = member.lock().await;
-            let member = member.as_mut().ok_or(Failure::Released)?;
+            let member = member.as_mut().ok_or(CallError::Released)?;
             let next = async {
-                Ok::<_, Failure>(match member {
+                Ok::<_, CallError>(match member {
                     Either::Plain(member) => Hold::PlainPartition(member.next().await?),
                     Either::Fenced(member) => Hold::FencedPartition(member.next().await?),
                 })
@@ -161,8 +161,8 @@ impl PartitionMember {
     fn leave(&self, py: Python<'_>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
         let member = self.0.get()?.clone();
         call(py, place, async move {
-            let member = member.lock().await.take().ok_or(Failure::Released)?;
-            with!(member, member => member.leave().await).map_err(Failure::from)
+            let member = member.lock().await.take().ok_or(CallError::Released)?;
+            with!(member, member => member.leave().await).map_err(CallError::from)
         })
     }
 }
