@@ -17,9 +17,9 @@ use crate::errors;
 const WAITING_MAX: usize = 1024;
 
 /// An event: the part of the library, the level as `logging` counts it, and the text.
-type Record = (String, u8, String);
+type LogRecord = (String, u8, String);
 
-struct ToPython(SyncSender<Record>);
+struct ToPython(SyncSender<LogRecord>);
 
 impl<S: Subscriber> Layer<S> for ToPython {
     fn enabled(&self, metadata: &tracing::Metadata<'_>, _: Context<'_, S>) -> bool {
@@ -67,7 +67,7 @@ pub(crate) fn follow_events(log: Py<PyAny>) -> PyResult<()> {
         .map_err(|error| errors::operator(&format!("no thread can be started for log events: {error}")))
 }
 
-fn pass_on(records: &Receiver<Record>, log: &Py<PyAny>) {
+fn pass_on(records: &Receiver<LogRecord>, log: &Py<PyAny>) {
     while let Ok((part, level, text)) = records.recv() {
         Python::attach(|py| {
             if let Err(error) = log.call1(py, (part, level, text)) {

@@ -13,7 +13,7 @@ use crate::options::seconds;
 use crate::process::{self, Owned};
 
 /// A hold of any kind.
-pub(crate) enum Hold {
+pub(crate) enum AnyHold {
     Plain(lockkeeper::Guard<Unfenced>),
     Fenced(lockkeeper::Guard<Fenced>),
     PlainPartition(lockkeeper::Partition<Unfenced>),
@@ -23,10 +23,10 @@ pub(crate) enum Hold {
 macro_rules! with {
     ($hold:expr, $it:ident => $do:expr) => {
         match $hold {
-            Hold::Plain($it) => $do,
-            Hold::Fenced($it) => $do,
-            Hold::PlainPartition($it) => $do,
-            Hold::FencedPartition($it) => $do,
+            AnyHold::Plain($it) => $do,
+            AnyHold::Fenced($it) => $do,
+            AnyHold::PlainPartition($it) => $do,
+            AnyHold::FencedPartition($it) => $do,
         }
     };
 }
@@ -34,14 +34,14 @@ macro_rules! with {
 /// A hold, until it is released.
 #[pyclass(frozen, name = "Guard")]
 pub(crate) struct HeldLock {
-    hold: Owned<Arc<RwLock<Option<Hold>>>>,
+    hold: Owned<Arc<RwLock<Option<AnyHold>>>>,
     lost: CancellationToken,
     token: Option<u64>,
     slot: Option<u32>,
     index: Option<u32>,
 }
 
-impl IntoObject for Hold {
+impl IntoObject for AnyHold {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let lost = with!(&self, hold => hold.lost());
         let token = with!(&self, hold => hold.token_hint()).map(lockkeeper::Token::get);
@@ -56,7 +56,7 @@ impl IntoObject for Hold {
     }
 }
 
-impl IntoObject for Option<Hold> {
+impl IntoObject for Option<AnyHold> {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.map_or_else(|| Ok(py.None()), |hold| hold.into_object(py))
     }
@@ -67,7 +67,7 @@ impl HeldLock {
     ///
     /// # Errors
     /// It was released, or is being released.
-    fn hold(&self) -> PyResult<RwLockReadGuard<'_, Option<Hold>>> {
+    fn hold(&self) -> PyResult<RwLockReadGuard<'_, Option<AnyHold>>> {
         let hold = self.hold.target()?.try_read().map_err(|_| CallError::Released)?;
         if hold.is_none() { Err(CallError::Released.into()) } else { Ok(hold) }
     }
@@ -127,8 +127,8 @@ impl HeldLock {
     fn is_leaving(&self) -> PyResult<bool> {
         let hold = self.hold()?;
         Ok(match hold.as_ref() {
-            Some(Hold::PlainPartition(partition)) => partition.is_leaving(),
-            Some(Hold::FencedPartition(partition)) => partition.is_leaving(),
+            Some(AnyHold::PlainPartition(partition)) => partition.is_leaving(),
+            Some(AnyHold::FencedPartition(partition)) => partition.is_leaving(),
             _ => false,
         })
     }
@@ -178,8 +178,8 @@ impl HeldLock {
         let hold = self.hold.get()?.clone();
         call(py, place, async move {
             match hold.read().await.as_ref().ok_or(CallError::Released)? {
-                Hold::PlainPartition(partition) => partition.leaving().await,
-                Hold::FencedPartition(partition) => partition.leaving().await,
+                AnyHold::PlainPartition(partition) => partition.leaving().await,
+                AnyHold::FencedPartition(partition) => partition.leaving().await,
                 hold => with!(hold, it => it.lost()).cancelled().await,
             }
             Ok(())

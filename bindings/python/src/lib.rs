@@ -32,9 +32,9 @@ mod _lockkeeper {
     #[pymodule_export]
     use crate::guard::HeldLock;
     #[pymodule_export]
-    use crate::locks::{Lock, Locks, connect};
+    use crate::locks::{NativeLock, NativeLocks, connect};
     #[pymodule_export]
-    use crate::recipes::{LeaderWatch, PartitionMember, campaign, join_partitions, leader, observe};
+    use crate::recipes::{Leaders, NativeMember, campaign, join_partitions, leader, observe};
     use pyo3::prelude::*;
 
     #[pymodule_init]

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use crate::calls::{InLoop, IntoObject, call};
 use crate::errors::{self, CallError};
-use crate::guard::Hold;
+use crate::guard::AnyHold;
 use crate::options::{Options, WaitOption, seconds};
 use crate::process::Owned;
 
@@ -40,12 +40,12 @@ macro_rules! with {
 pub(crate) use with;
 
 /// A client of a lock service.
-#[pyclass(frozen)]
-pub(crate) struct Locks(pub(crate) Owned<AnyLocks>);
+#[pyclass(frozen, name = "Locks")]
+pub(crate) struct NativeLocks(pub(crate) Owned<AnyLocks>);
 
 impl IntoObject for lockkeeper::Locks {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        Ok(Py::new(py, Locks(Owned::new(Either::Plain(self))))?.into_any())
+        Ok(Py::new(py, NativeLocks(Owned::new(Either::Plain(self))))?.into_any())
     }
 }
 
@@ -75,7 +75,7 @@ impl IntoObject for lockkeeper::ShutdownReport {
 }
 
 #[pymethods]
-impl Locks {
+impl NativeLocks {
     /// The same client, whose holds have tokens.
     fn fenced(&self) -> PyResult<Self> {
         let fenced = match self.0.get()?.clone() {
@@ -101,35 +101,35 @@ impl Locks {
         Ok(promises.list().into_iter().map(|(number, name, kept)| (number, name, kept.to_string())).collect())
     }
 
-    fn mutex(&self, name: &str, options: Options) -> PyResult<Lock> {
+    fn mutex(&self, name: &str, options: Options) -> PyResult<NativeLock> {
         self.lock(each!(self.0.get()?, locks => options.on(locks.mutex(name))?))
     }
 
-    fn read(&self, name: &str, options: Options) -> PyResult<Lock> {
+    fn read(&self, name: &str, options: Options) -> PyResult<NativeLock> {
         self.lock(each!(self.0.get()?, locks => options.on(locks.rw(name).read())?))
     }
 
-    fn write(&self, name: &str, options: Options) -> PyResult<Lock> {
+    fn write(&self, name: &str, options: Options) -> PyResult<NativeLock> {
         self.lock(each!(self.0.get()?, locks => options.on(locks.rw(name).write())?))
     }
 
-    fn semaphore(&self, name: &str, permits: Option<u32>, options: Options) -> PyResult<Lock> {
+    fn semaphore(&self, name: &str, permits: Option<u32>, options: Options) -> PyResult<NativeLock> {
         self.lock(match permits {
             Some(permits) => each!(self.0.get()?, locks => options.on(locks.semaphore(name, permits))?),
             None => each!(self.0.get()?, locks => options.on(locks.semaphore_in_force(name))?),
         })
     }
 
-    fn all(&self, names: Vec<String>, options: Options) -> PyResult<Lock> {
+    fn all(&self, names: Vec<String>, options: Options) -> PyResult<NativeLock> {
         self.lock(each!(self.0.get()?, locks => options.on(locks.all(&names))?))
     }
 
-    fn rate(&self, name: &str, count: u32, per: f64, options: Options) -> PyResult<Lock> {
+    fn rate(&self, name: &str, count: u32, per: f64, options: Options) -> PyResult<NativeLock> {
         let per = seconds("per", per)?;
         self.lock(each!(self.0.get()?, locks => options.on(locks.rate(name, count, per))?))
     }
 
-    fn striped(&self, name: &str, stripes: u32, key: Vec<u8>, options: Options) -> PyResult<Lock> {
+    fn striped(&self, name: &str, stripes: u32, key: Vec<u8>, options: Options) -> PyResult<NativeLock> {
         self.lock(each!(self.0.get()?, locks => options.on(locks.striped(name, stripes).for_key(&key))?))
     }
 
@@ -141,18 +141,18 @@ impl Locks {
     }
 }
 
-impl Locks {
-    fn lock(&self, lock: AnyLock) -> PyResult<Lock> {
-        Ok(Lock(Owned::new(lock)))
+impl NativeLocks {
+    fn lock(&self, lock: AnyLock) -> PyResult<NativeLock> {
+        Ok(NativeLock(Owned::new(lock)))
     }
 }
 
 /// A lock that can be acquired.
-#[pyclass(frozen)]
-pub(crate) struct Lock(Owned<AnyLock>);
+#[pyclass(frozen, name = "Lock")]
+pub(crate) struct NativeLock(Owned<AnyLock>);
 
 #[pymethods]
-impl Lock {
+impl NativeLock {
     #[pyo3(signature = (wait=None, place=None))]
     fn acquire(
         &self,
@@ -167,8 +167,8 @@ impl Lock {
         }
         call(py, place, async move {
             Ok(match lock {
-                Either::Plain(lock) => Hold::Plain(lock.acquire().await?),
-                Either::Fenced(lock) => Hold::Fenced(lock.acquire().await?),
+                Either::Plain(lock) => AnyHold::Plain(lock.acquire().await?),
+                Either::Fenced(lock) => AnyHold::Fenced(lock.acquire().await?),
             })
         })
     }
@@ -179,8 +179,8 @@ impl Lock {
         let lock = self.0.get()?.clone();
         call(py, place, async move {
             Ok(match lock {
-                Either::Plain(lock) => lock.try_acquire().await?.map(Hold::Plain),
-                Either::Fenced(lock) => lock.try_acquire().await?.map(Hold::Fenced),
+                Either::Plain(lock) => lock.try_acquire().await?.map(AnyHold::Plain),
+                Either::Fenced(lock) => lock.try_acquire().await?.map(AnyHold::Fenced),
             })
         })
     }

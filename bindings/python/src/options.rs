@@ -68,7 +68,8 @@ impl Options {
     /// # Errors
     /// `InvalidOption`.
     pub(crate) fn on<F: Kind>(&self, mut lock: Lock<F>) -> PyResult<Lock<F>> {
-        let times: [(&str, Option<f64>, fn(Lock<F>, Duration) -> Lock<F>); 8] = [
+        type Set<F> = fn(Lock<F>, Duration) -> Lock<F>;
+        let times: [(&str, Option<f64>, Set<F>); 8] = [
             ("ttl", self.ttl, Lock::ttl),
             ("max_hold", self.max_hold, Lock::max_hold),
             ("min_hold", self.min_hold, Lock::min_hold),

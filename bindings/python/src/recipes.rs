@@ -7,15 +7,15 @@ use tokio::sync::Mutex;
 
 use crate::calls::{InLoop, IntoObject, call};
 use crate::errors::CallError;
-use crate::guard::Hold;
-use crate::locks::{Either, Locks, with};
+use crate::guard::AnyHold;
+use crate::locks::{Either, NativeLocks, with};
 use crate::options::{Options, seconds};
 use crate::process::Owned;
 
 /// A leader: its token, its owner, and its value.
-struct Leader(Option<lockkeeper::Leader>);
+struct LeaderNow(Option<lockkeeper::Leader>);
 
-impl IntoObject for Leader {
+impl IntoObject for LeaderNow {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let leader = self.0.map(|it| (it.token.map(lockkeeper::Token::get), it.owner, it.value));
         Ok(leader.into_pyobject(py)?.into_any().unbind())
@@ -30,7 +30,7 @@ type AnyMember = Either<
 impl IntoObject for AnyMember {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let member = Owned::new(Arc::new(Mutex::new(Some(self))));
-        Ok(Py::new(py, PartitionMember(member))?.into_any())
+        Ok(Py::new(py, NativeMember(member))?.into_any())
     }
 }
 
@@ -38,7 +38,7 @@ impl IntoObject for AnyMember {
 #[pyfunction]
 #[pyo3(signature = (locks, name, value, options, place=None))]
 pub(crate) fn campaign(
-    locks: &Locks,
+    locks: &NativeLocks,
     py: Python<'_>,
     name: String,
     value: Vec<u8>,
@@ -52,11 +52,11 @@ pub(crate) fn campaign(
         Ok(match locks {
             Either::Plain(locks) => {
                 let election = locks.election(name).with(|lock| options.on(lock.clone()).unwrap_or(lock));
-                Hold::Plain(election.campaign(value).await?)
+                AnyHold::Plain(election.campaign(value).await?)
             }
             Either::Fenced(locks) => {
                 let election = locks.election(name).with(|lock| options.on(lock.clone()).unwrap_or(lock));
-                Hold::Fenced(election.campaign(value).await?)
+                AnyHold::Fenced(election.campaign(value).await?)
             }
         })
     })
@@ -66,7 +66,7 @@ pub(crate) fn campaign(
 #[pyfunction]
 #[pyo3(signature = (locks, name, place=None))]
 pub(crate) fn leader(
-    locks: &Locks,
+    locks: &NativeLocks,
     py: Python<'_>,
     name: String,
     place: Option<InLoop<'_>>,
@@ -74,23 +74,23 @@ pub(crate) fn leader(
     let locks = locks.0.get()?.clone();
     call(py, place, async move {
         let leader = with!(locks, locks => locks.election(name).leader().await);
-        leader.map(Leader).map_err(CallError::from)
+        leader.map(LeaderNow).map_err(CallError::from)
     })
 }
 
 /// The leaders, one after another.
 #[pyfunction]
-pub(crate) fn observe(locks: &Locks, name: &str) -> PyResult<LeaderWatch> {
+pub(crate) fn observe(locks: &NativeLocks, name: &str) -> PyResult<Leaders> {
     let locks = locks.0.get()?;
     let watch = crate::process::within(|| with!(locks, locks => locks.election(name).observe()))?;
-    Ok(LeaderWatch(Owned::new(Arc::new(Mutex::new(watch)))))
+    Ok(Leaders(Owned::new(Arc::new(Mutex::new(watch)))))
 }
 
 /// Joins a group that divides partitions.
 #[pyfunction]
 #[pyo3(signature = (locks, name, count, options, place=None))]
 pub(crate) fn join_partitions(
-    locks: &Locks,
+    locks: &NativeLocks,
     py: Python<'_>,
     name: String,
     count: u32,
@@ -116,25 +116,29 @@ pub(crate) fn join_partitions(
 }
 
 /// The leaders of an election.
-#[pyclass(frozen)]
-pub(crate) struct LeaderWatch(Owned<Arc<Mutex<lockkeeper::LeaderWatch>>>);
+#[pyclass(frozen, name = "LeaderWatch")]
+pub(crate) struct Leaders(Owned<Arc<Mutex<lockkeeper::LeaderWatch>>>);
 
 #[pymethods]
-impl LeaderWatch {
+impl Leaders {
     /// Waits for the next leader, or for there to be none.
     #[pyo3(signature = (place=None))]
     fn next(&self, py: Python<'_>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
         let watch = self.0.get()?.clone();
-        call(py, place, async move { watch.lock().await.next().await.map(Leader).map_err(CallError::from) })
+        call(
+            py,
+            place,
+            async move { watch.lock().await.next().await.map(LeaderNow).map_err(CallError::from) },
+        )
     }
 }
 
 /// A member of a group that divides partitions.
-#[pyclass(frozen)]
-pub(crate) struct PartitionMember(Owned<Arc<Mutex<Option<AnyMember>>>>);
+#[pyclass(frozen, name = "PartitionMember")]
+pub(crate) struct NativeMember(Owned<Arc<Mutex<Option<AnyMember>>>>);
 
 #[pymethods]
-impl PartitionMember {
+impl NativeMember {
     /// Waits until one more partition is this member's; `None` if there was none within `timeout` seconds.
     #[pyo3(signature = (timeout=None, place=None))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
@@ -145,8 +149,8 @@ impl PartitionMember {
             let member = member.as_mut().ok_or(CallError::Released)?;
             let next = async {
                 Ok::<_, CallError>(match member {
-                    Either::Plain(member) => Hold::PlainPartition(member.next().await?),
-                    Either::Fenced(member) => Hold::FencedPartition(member.next().await?),
+                    Either::Plain(member) => AnyHold::PlainPartition(member.next().await?),
+                    Either::Fenced(member) => AnyHold::FencedPartition(member.next().await?),
                 })
             };
             match limit {
