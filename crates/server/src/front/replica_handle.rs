@@ -1,11 +1,12 @@
 //! The handle of the replica's thread: what every part of the front passes to it, and knows of it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use lockkeeper_replica::Event;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch as shown;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -63,7 +64,7 @@ impl ReplicaHandle {
 
     /// The client address of each node. The mutex guard must not be held across an await.
     pub(super) fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, String>> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+        self.clients.lock()
     }
 
     /// A new id for a stream, call or connection.
@@ -127,11 +128,11 @@ impl ReplicaHandle {
 
     /// The task that [`ReplicaHandle::push`] and [`ReplicaHandle::barrier_moved`] wake.
     pub(super) fn set_pump(&self, waker: Waker) {
-        *self.pump.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker);
+        *self.pump.lock() = Some(waker);
     }
 
     fn wake_pump(&self) {
-        let pump = self.pump.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let pump = self.pump.lock().take();
         if let Some(pump) = pump {
             pump.wake();
         }

@@ -12,12 +12,13 @@ mod watch;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use lockkeeper_places::Places;
 use lockkeeper_replica::storage::Snapshots;
 use lockkeeper_replica::{Answer, AskId, Event, Question};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
@@ -169,11 +170,11 @@ impl Calls {
 
     /// The calls that wait for an answer of the replica.
     pub(super) fn asks(&self) -> MutexGuard<'_, BTreeMap<AskId, Ask>> {
-        self.asks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.asks.lock()
     }
 
     fn forwarded(&self) -> MutexGuard<'_, BTreeMap<u64, (Caller, oneshot::Sender<Status>)>> {
-        self.forwarded.lock().unwrap_or_else(PoisonError::into_inner)
+        self.forwarded.lock()
     }
 
     pub(super) async fn ask(
@@ -251,7 +252,7 @@ impl Calls {
     /// The size of the data directory and the free space of its disk, in bytes; at most [`DISK_LOOK_EVERY`]
     /// old, unless the disk does not answer.
     pub(super) async fn disk_usage(&self) -> (Option<u64>, Option<u64>) {
-        let known = *self.disk_usage.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = *self.disk_usage.lock();
         let is_younger = |age| known.is_some_and(|(at, ..)| at.elapsed() < age);
         let of_known = || known.map_or((None, None), |(_, used, free)| (Some(used), Some(free)));
         if is_younger(DISK_LOOK_EVERY) {
@@ -269,7 +270,7 @@ impl Calls {
         let Ok(Ok(Ok((used, free)))) = tokio::time::timeout(DISK_PATIENCE, look).await else {
             return (None, None);
         };
-        *self.disk_usage.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), used, free));
+        *self.disk_usage.lock() = Some((Instant::now(), used, free));
         (Some(used), Some(free))
     }
 

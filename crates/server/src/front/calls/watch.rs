@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use lockkeeper_replica::Answer;
 use lockkeeper_wire::v1::{self, WatchResponse, watch_response::What};
+use parking_lot::{Mutex, MutexGuard};
 use prost::Message;
 use tonic::Status;
 
@@ -76,7 +77,7 @@ impl Watcher {
     }
 
     fn lock(&self) -> MutexGuard<'_, WatchBuffer> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

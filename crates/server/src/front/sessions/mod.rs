@@ -6,11 +6,12 @@ mod session_calls;
 mod stream;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use lockkeeper_places::{Places, TakenPlace};
 use lockkeeper_replica::{CallId, Event, Requester, StreamId};
 use lockkeeper_wire::v1::StreamEndReason;
+use parking_lot::{Mutex, MutexGuard};
 use tonic::Status;
 
 use super::callers::{Caller, Callers};
@@ -126,6 +127,6 @@ impl ClientSessions {
     }
 
     pub(super) fn registry(&self) -> MutexGuard<'_, StreamRegistry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+        self.registry.lock()
     }
 }

@@ -7,13 +7,14 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use lockkeeper_replica::{Event, StreamCloseCause, StreamId};
 use lockkeeper_wire::request::{self, Request};
 use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
+use parking_lot::{Mutex, MutexGuard};
 use prost::Message as _;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tonic::codegen::tokio_stream::Stream as _;
@@ -307,7 +308,7 @@ impl SessionStream {
     }
 
     fn lock(&self) -> MutexGuard<'_, StreamBuffer> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

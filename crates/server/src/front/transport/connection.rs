@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
 
 use http::HeaderMap;
 use http_body_util::BodyExt;
 use lockkeeper_replica::StreamId;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -178,7 +179,7 @@ impl Connection {
     }
 
     fn place(&self) -> MutexGuard<'_, ConnectionPlace> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+        self.place.lock()
     }
 
     /// Registers a call. The call is in progress until the returned value is dropped, together with the
@@ -319,7 +320,7 @@ impl Connection {
     }
 
     fn lock(&self) -> MutexGuard<'_, ConnectionState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(super) fn peer_closed(&self) {

@@ -16,9 +16,10 @@ mod unread;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::callers::Callers;
@@ -79,7 +80,7 @@ impl Transport {
 
     /// The open connections, by id.
     pub(super) fn connections(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Connection>>> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+        self.connections.lock()
     }
 
     fn open_connection(
@@ -110,7 +111,7 @@ impl Transport {
     /// this was done less than [`ROOM_EVERY`] ago.
     fn close_idle(&self) {
         let now = Instant::now();
-        let mut made = self.room_made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.room_made.lock();
         if made.is_some_and(|made| now < made + ROOM_EVERY) {
             return;
         }

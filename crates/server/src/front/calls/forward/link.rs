@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use http_body_util::Full;
 use hyper::body::{Bytes, Frame, Incoming, SizeHint};
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, oneshot};
@@ -42,9 +43,9 @@ pub(in crate::front) struct Links {
     of_sessions: Mutex<Vec<SessionLink>>,
     /// Limits the connections for calls about a node, separately for each node, so that a node that hangs
     /// delays only the calls about itself.
-    about_nodes: std::sync::Mutex<BTreeMap<u64, Arc<Semaphore>>>,
+    about_nodes: parking_lot::Mutex<BTreeMap<u64, Arc<Semaphore>>>,
     /// The last failure that was logged.
-    said: std::sync::Mutex<String>,
+    said: parking_lot::Mutex<String>,
 }
 
 impl Links {
@@ -64,7 +65,6 @@ impl Links {
         let places = self
             .about_nodes
             .lock()
-            .unwrap_or_else(PoisonError::into_inner)
             .entry(node)
             .or_insert_with(|| Arc::new(Semaphore::new(NODE_LINKS_MAX)))
             .clone();
@@ -133,8 +133,8 @@ impl Links {
         }
     }
 
-    fn said(&self) -> MutexGuard<'_, String> {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    fn said(&self) -> parking_lot::MutexGuard<'_, String> {
+        self.said.lock()
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Mutex, PoisonError};
 
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
 use lockkeeper_wire::v1::{self};
+use parking_lot::Mutex;
 use prost::Message;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -72,7 +72,7 @@ impl Leader {
                 let service = service_fn(move |request: Request<Incoming>| {
                     let (calls, dead) = (calls.clone(), dead.clone());
                     let before = {
-                        let mut calls = calls.lock().unwrap_or_else(PoisonError::into_inner);
+                        let mut calls = calls.lock();
                         calls.push((request.uri().path().to_owned(), request.headers().clone()));
                         calls.len() - 1
                     };
@@ -92,7 +92,7 @@ impl Leader {
     }
 
     fn heard(&self) -> Vec<(String, HeaderMap)> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.heard.lock().clone()
     }
 }
 
