@@ -11,10 +11,12 @@
 //! - `errors.rs`: Rust's errors as the exceptions of `lockkeeper/_errors.py`
 //! - `process.rs`: the runtime, and forks
 //! - `events.rs`: the library's log events, for `logging`
+//! - `fences.rs`: what Python's fences have from the Rust ones
 
 mod calls;
 mod errors;
 mod events;
+mod fences;
 mod guard;
 mod locks;
 mod options;
@@ -29,6 +31,8 @@ mod _lockkeeper {
     use crate::calls::{Bridge, Lost};
     #[pymodule_export]
     use crate::events::follow_events;
+    #[pymodule_export]
+    use crate::fences::{postgres_fence_grants, postgres_fence_sql};
     #[pymodule_export]
     use crate::guard::HeldLock;
     #[pymodule_export]

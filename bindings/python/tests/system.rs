@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc;
 
-use lockkeeper_rig::Redis;
+use lockkeeper_rig::{Postgres, Redis};
 use lockkeeper_server::{Running, ServerOptions};
 
 /// Our own service, in this process.
@@ -41,6 +41,8 @@ fn package() -> tempfile::TempDir {
         let file = file.unwrap();
         if file.file_type().unwrap().is_file() {
             std::fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+        } else {
+            std::os::unix::fs::symlink(file.path(), folder.join(file.file_name())).unwrap();
         }
     }
     let test = std::env::current_exe().unwrap();
@@ -56,7 +58,7 @@ fn foreign() -> PathBuf {
     libraries
 }
 
-fn python(arguments: &[&str], urls: &str) {
+fn python(arguments: &[&str], variables: &[(&str, &str)]) {
     let package = package();
     let path = std::env::join_paths([package.path().to_owned(), foreign()]).unwrap();
     let status = Command::new("python3")
@@ -64,46 +66,41 @@ fn python(arguments: &[&str], urls: &str) {
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests"))
         .env("PYTHONPATH", path)
         .env("PYTHONDONTWRITEBYTECODE", "1")
-        .env("LOCKKEEPER_TEST_URLS", urls)
+        .envs(variables.iter().copied())
         .status()
         .expect("python3 is missing: `cargo xtask test` installs it");
     assert!(status.success(), "python3 {arguments:?}: {status}");
 }
 
-fn pytest(file: &str) {
+fn pytest(file: &str, variables: &[(&str, &str)]) {
     let (service, redis) = (Service::start(), Redis::start());
     let urls = format!(
         r#"{{"lockkeeper": "lockkeeper://{}", "redis": "{}?fencing=counter&force=true"}}"#,
         service.running.address(),
         redis.url()
     );
-    python(
-        &[
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-o",
-            "faulthandler_timeout=90",
-            "--durations=3",
-            file,
-        ],
-        &urls,
-    );
+    let options = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=90"];
+    let variables = [variables, &[("LOCKKEEPER_TEST_URLS", urls.as_str())]].concat();
+    python(&[&options[..], &["--durations=3", file]].concat(), &variables);
 }
 
 #[test]
 fn threads() {
-    pytest("test_threads.py");
+    pytest("test_threads.py", &[]);
 }
 
 #[test]
 fn asyncio() {
-    pytest("test_asyncio.py");
+    pytest("test_asyncio.py", &[]);
 }
 
 #[test]
 fn processes() {
-    pytest("test_processes.py");
+    pytest("test_processes.py", &[]);
+}
+
+#[test]
+fn fences() {
+    let postgres = Postgres::start();
+    pytest("test_fences.py", &[("LOCKKEEPER_TEST_POSTGRES", &postgres.url())]);
 }

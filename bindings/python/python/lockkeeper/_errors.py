@@ -174,15 +174,3 @@ class Released(LockkeeperError):
 
 class UsedAfterFork(LockkeeperError):
     """A client or hold of the parent process was used in a fork: connect after the fork."""
-
-
-class Stale(LockkeeperError):
-    """A fence refused the token: a newer holder has been at the resource."""
-
-    #: The token that was offered, and the newer one, if the resource says it.
-    token: int
-    newer: Optional[int]
-
-    def __init__(self, text: str, *, token: int = 0, newer: Optional[int] = None) -> None:
-        super().__init__(text)
-        self.token, self.newer = token, newer

@@ -24,6 +24,8 @@
 
 mod column;
 mod error;
+#[cfg(any(feature = "sqlx", feature = "tokio-postgres"))]
+mod reported;
 #[cfg(feature = "sqlx")]
 pub mod sqlx;
 #[cfg(feature = "tokio-postgres")]

@@ -25,7 +25,8 @@ use ::sqlx::postgres::{PgArguments, PgDatabaseError, PgExecutor};
 use ::sqlx::{Arguments, Encode, Error, PgConnection, Postgres, Transaction, Type};
 use lockkeeper_core::Token;
 
-use super::error::{PostgresError, Reported};
+use super::error::PostgresError;
+use super::reported::Reported;
 use super::{
     Column, Findings, READ_MARKS, RESET, SCHEMA_SQL, SETTINGS, arguments, bigint, call, found, marks_of,
 };

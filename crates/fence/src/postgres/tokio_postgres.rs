@@ -25,7 +25,8 @@ use ::tokio_postgres::types::{ToSql, Type};
 use ::tokio_postgres::{Error, GenericClient, Transaction};
 use lockkeeper_core::Token;
 
-use super::error::{PostgresError, Reported};
+use super::error::PostgresError;
+use super::reported::Reported;
 use super::{
     Column, Findings, READ_MARKS, RESET, SCHEMA_SQL, SETTINGS, arguments, bigint, call, found, marks_of,
 };

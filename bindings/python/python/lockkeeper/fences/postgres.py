@@ -1,0 +1,128 @@
+"""The fence of PostgreSQL, on a transaction of psycopg 3, SQLAlchemy, or Django.
+
+    with psycopg.connect(...) as connection, locks.mutex("orders/42") as guard:
+        postgres.enter(connection, "orders/42", guard.token)  # the transaction's first statement
+        ...  # read, decide
+        connection.execute("UPDATE orders SET ...")
+
+``enter`` in the transaction that reads; ``write`` first in each further transaction that writes. Both end with the
+transaction: what they have let through is committed with their marks, or not at all. :func:`schema_sql` has what a
+database administrator applies once.
+
+``connection`` is a connection or cursor of psycopg, a ``Connection`` or ``Session`` of SQLAlchemy, or Django's
+``django.db.connection``; for asyncio use :func:`enter_async` and the like, with psycopg's ``AsyncConnection`` or
+SQLAlchemy's ``AsyncConnection`` and ``AsyncSession``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, Optional
+
+from .. import _lockkeeper
+from . import NotFenced, Repeated, Stale
+
+#: How the lock is held, as ``locks.mutex``, ``locks.read`` or ``locks.semaphore`` have given it.
+Mode = Literal["exclusive", "shared", "permit"]
+
+
+def schema_sql() -> str:
+    """The schema of the fence: its table and functions, as plain SQL. Apply it once, as the schema's owner."""
+    return _lockkeeper.postgres_fence_sql()
+
+
+def grants_sql(role: str) -> str:
+    """The rights that an application's role needs, as SQL."""
+    return _lockkeeper.postgres_fence_grants(role)
+
+
+def enter(connection: Any, resource: str, token: int, *, mode: Mode = "exclusive", slot: Optional[int] = None) -> None:
+    """Checks the token, and marks the resource: older tokens are refused from then on.
+
+    Raises :class:`Stale`. To be called before anything is read.
+    """
+    _call(connection, "enter", resource, token, mode, slot)
+
+
+def write(connection: Any, resource: str, token: int, *, mode: Mode = "exclusive", slot: Optional[int] = None) -> None:
+    """Checks the token in a transaction that writes, after an ``enter`` in an earlier one. Raises :class:`Stale`."""
+    _call(connection, "check_write", resource, token, mode, slot)
+
+
+def once(connection: Any, resource: str, token: int, *, mode: Mode = "exclusive", slot: Optional[int] = None) -> None:
+    """Lets a token through once. Raises :class:`Stale` or :class:`Repeated`."""
+    _call(connection, "check_once", resource, token, mode, slot)
+
+
+async def enter_async(
+    connection: Any, resource: str, token: int, *, mode: Mode = "exclusive", slot: Optional[int] = None
+) -> None:
+    """:func:`enter`, on a connection for asyncio."""
+    await _call_async(connection, "enter", resource, token, mode, slot)
+
+
+async def write_async(
+    connection: Any, resource: str, token: int, *, mode: Mode = "exclusive", slot: Optional[int] = None
+) -> None:
+    """:func:`write`, on a connection for asyncio."""
+    await _call_async(connection, "check_write", resource, token, mode, slot)
+
+
+async def once_async(
+    connection: Any, resource: str, token: int, *, mode: Mode = "exclusive", slot: Optional[int] = None
+) -> None:
+    """:func:`once`, on a connection for asyncio."""
+    await _call_async(connection, "check_once", resource, token, mode, slot)
+
+
+def _statement(connection: Any, function: str, *arguments: object) -> tuple[Any, Any]:
+    """The call of a function of the fence, for the library that the connection is of."""
+    if type(connection).__module__.startswith("sqlalchemy."):
+        import sqlalchemy
+
+        names = ["resource", "mode", "slot", "token"]
+        casts = ["text", "text", "int", "bigint"]
+        values = ", ".join(f"CAST(:{name} AS {cast})" for name, cast in zip(names, casts))
+        return sqlalchemy.text(f"SELECT lockkeeper_fence.{function}({values})"), dict(zip(names, arguments))
+    return f"SELECT lockkeeper_fence.{function}(%s::text, %s::text, %s::int, %s::bigint)", arguments
+
+
+def _call(connection: Any, function: str, resource: str, token: int, mode: Mode, slot: Optional[int]) -> None:
+    statement = _statement(connection, function, resource, mode, slot, token)
+    try:
+        if hasattr(connection, "execute"):
+            connection.execute(*statement)
+        else:  # Django
+            with connection.cursor() as cursor:
+                cursor.execute(*statement)
+    except Exception as error:
+        _refuse(error)
+        raise
+
+
+async def _call_async(
+    connection: Any, function: str, resource: str, token: int, mode: Mode, slot: Optional[int]
+) -> None:
+    try:
+        await connection.execute(*_statement(connection, function, resource, mode, slot, token))
+    except Exception as error:
+        _refuse(error)
+        raise
+
+
+def _refuse(error: BaseException) -> None:
+    """Raises the refusal, if the fence's functions have raised one."""
+    # SQLAlchemy and Django wrap psycopg's error.
+    original: Any = getattr(error, "orig", None) or error.__cause__ or error
+    state, text = getattr(original, "sqlstate", None), str(original).partition("\n")[0]
+    detail = getattr(getattr(original, "diag", None), "message_detail", None) or ""
+    tokens = re.fullmatch(r"offered=(\d+) highest=(\d+)", detail)
+    if state == "LK001" and tokens:
+        raise Stale(text, token=int(tokens[1]), newest=int(tokens[2])) from error
+    if state == "LK002" and tokens:
+        raise Repeated(text, token=int(tokens[1])) from error
+    if state in ("LK003", "LK004", "LK005"):
+        raise NotFenced(text) from error
+    if state in ("3F000", "42883", "42501") and "lockkeeper_fence" in text:
+        advice = "apply `lockkeeper.fences.postgres.schema_sql()`, and `grants_sql(role)` for the application's role"
+        raise NotFenced(f"{text}; {advice}") from error
