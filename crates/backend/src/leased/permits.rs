@@ -1,5 +1,5 @@
-//! Permits of lock services whose contenders are in one queue, each with a value of its own: which slot a
-//! request takes, and for what it waits.
+//! Permits of lock services whose contenders are in one queue, each with a value of its own (etcd,
+//! ZooKeeper): which slot a request takes, and for what it waits.
 //!
 //! A request holds one of N permits once only requests for permits are before it, fewer than N, and each of
 //! them has its slot. It then writes its slot, the lowest that none of those has, into its own value. So
