@@ -17,7 +17,7 @@ use crate::time::BootInstant;
 pub enum Call {
     /// Opens the session.
     Open {
-        /// A new session. Otherwise the same one again, because the answer was lost.
+        /// `true`: a new session. `false`: repeats an open whose answer was lost.
         fresh: bool,
     },
     /// Renews the session's lease, and with it all its holds and waiting requests.
@@ -57,7 +57,7 @@ pub enum Call {
     Close,
 }
 
-/// A change of a hold that leaves it as it is if it is applied twice.
+/// An idempotent change of a hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum HoldChange {
     /// Replaces its value.
@@ -71,7 +71,7 @@ pub enum HoldChange {
 pub struct AcquireRequest {
     /// The names, at least one; several only if the capabilities declare `multi`.
     pub names: Vec<LockName>,
-    /// Exclusive, shared, or one permit of a number.
+    /// Exclusive, shared, or one of N permits.
     pub mode: Mode,
     /// Whether the hold covers all names below its own.
     pub subtree: bool,
@@ -87,7 +87,7 @@ pub struct AcquireRequest {
     pub traceparent: Option<Box<str>>,
 }
 
-/// The call got no answer, or a refusal that may pass.
+/// The call got no answer, or a temporary refusal.
 #[derive(Clone, Debug)]
 pub struct CallError {
     /// Whether the service may have executed the call (P12).
@@ -139,7 +139,7 @@ pub enum Push {
     Revoked {
         /// The request that holds.
         seq: Seq,
-        /// Who broke it, if the service says so.
+        /// Who broke the hold, and why, if the service reports it.
         notice: Option<BreakNotice>,
     },
     /// The service has ended the request.
@@ -152,7 +152,7 @@ pub enum Push {
     /// The session's stream ended at `at` without a message of the service. With `linger`, the lease is valid
     /// for at most `linger` after `at`, until a later attach is acknowledged.
     Detached {
-        /// When the client saw it.
+        /// When the client detected the end of the stream.
         at: BootInstant,
     },
     /// The connection that carried this hold is gone. It carried no other hold.
@@ -173,10 +173,10 @@ pub enum Push {
 pub enum Answer {
     /// To [`Call::Open`].
     Opened,
-    /// To [`Call::KeepAlive`]: everything that the session holds is held for a full ttl from the call's
-    /// sending on.
+    /// To [`Call::KeepAlive`]: all holds of the session are valid for a full ttl, counted from when the call
+    /// was sent.
     KeptAlive,
-    /// To [`Call::Acquire`]: it holds.
+    /// To [`Call::Acquire`]: the request holds the lock.
     Granted(Granted),
     /// To [`Call::Acquire`] without `wait`: the lock is not free, and nothing of the request is left.
     Busy(Busy),

@@ -103,7 +103,7 @@ pub enum AcquireError {
     TimedOut {
         /// The duration of the wait.
         waited: Duration,
-        /// The refusal of the latest attempt, if it was refused.
+        /// The refusal of the latest attempt, or what keeps the client from its lock service at present.
         why: Option<Arc<str>>,
     },
     /// The backend lacks the ability (P11).

@@ -407,7 +407,7 @@ impl<F: Kind> Lock<F> {
         let result = result.map_err(|NotHeld { why, refusal }| match (why, refusal) {
             (NotAcquired::Busy(busy), _) => AcquireError::Busy(busy),
             (NotAcquired::TimedOut, refusal) => {
-                AcquireError::TimedOut { waited, why: refusal.map(|refusal| refusal.to_string().into()) }
+                AcquireError::TimedOut { waited, why: session.reason(refusal.as_deref()) }
             }
             (NotAcquired::Refused(error), _) => AcquireError::Backend(error),
             (NotAcquired::Unreachable, Some(refusal)) if refusal.kind != BackendErrorKind::Unreachable => {

@@ -1,5 +1,5 @@
-//! Detects the end of a request at the upstream. The end of a guarded request is either known or unknown; any
-//! response ends if its client does not read.
+//! Detects the end of a request at the upstream. If the end of a guarded request stays unknown, its resource
+//! admits only the same token for the settling time. Responses that the client does not read are cut off.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -21,7 +21,7 @@ const BALANCE: i64 = 100;
 /// What each actor withdraws.
 pub(crate) const AMOUNT: i64 = 30;
 
-/// A Redis server that syncs each write, so that it may have tokens, with the account.
+/// Starts a Redis server with the account. The server syncs every write, which tokens require.
 pub(crate) fn server() -> Redis {
     let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
     redis.cli(&["SET", KEY, &BALANCE.to_string()]);
@@ -34,7 +34,7 @@ pub(crate) fn locks_at(redis: &Redis) -> String {
     format!("{}?fencing=counter&prefix=locks:", redis.url())
 }
 
-/// Starts the account's server, whose locks the actors use too.
+/// Starts one Redis server for both the account and the locks.
 pub(crate) fn served(scene: &mut Scene<'_>) -> Redis {
     let redis = server();
     scene.serve("account", redis.url());
@@ -42,13 +42,13 @@ pub(crate) fn served(scene: &mut Scene<'_>) -> Redis {
     redis
 }
 
-/// The outcome after so many withdrawals.
+/// Reads the balance and judges it after `withdrawals` withdrawals.
 pub(crate) fn outcome(redis: &Redis, withdrawals: i64) -> Result<Verdict> {
     let balance: i64 = redis.cli(&["GET", KEY]).parse()?;
     Ok(judge(balance, withdrawals))
 }
 
-/// The outcome of a balance after so many withdrawals.
+/// Judges a balance after `withdrawals` withdrawals.
 pub(crate) fn judge(balance: i64, withdrawals: i64) -> Verdict {
     let due = BALANCE - AMOUNT * withdrawals;
     if balance == due {
@@ -91,7 +91,7 @@ pub(crate) async fn withdraw_slowly(actor: &mut Actor, locks: &Locks<Fenced>, wo
     }
 }
 
-/// The section under a hold; returns false if the fence refused its write.
+/// Runs one section under a hold. Returns false if the fence refused it or the lease was lost.
 pub(crate) async fn section(actor: &mut Actor, guard: &Guard<Fenced>, work: Duration) -> Result<bool> {
     let mut redis = actor.redis("account").await?;
     let fence = RedisFence::connect(redis.clone()).await?;
@@ -119,7 +119,7 @@ pub(crate) async fn section(actor: &mut Actor, guard: &Guard<Fenced>, work: Dura
     Ok(true)
 }
 
-/// Reports a refusal of the fence, which is `None`.
+/// Reports a refusal of the fence and returns `None` for it.
 pub(crate) fn refused<T>(
     actor: &Actor,
     passed: std::result::Result<T, RedisFenceError>,

@@ -30,7 +30,7 @@ pub enum Mutant {
     FinishEndsAny,
     /// Requests that need a quorum read, such as keep-alives, are answered without one (P6).
     KeepAliveWithoutQuorum,
-    /// Requests that need a quorum read are answered after one that began before they arrived (P6).
+    /// Requests that need a quorum read are answered by a quorum read that began before they arrived (P6).
     RoundBegunEarlier,
     /// A new leader forgets which holds are under a break.
     RevokedForgotten,

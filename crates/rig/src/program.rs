@@ -23,8 +23,7 @@ pub struct Program {
     pub package: &'static str,
 }
 
-/// The program that starts another program as another user, and with a signal that the kernel sends to it
-/// when its parent ends.
+/// The program that runs another program under another user and with a parent-death signal.
 pub(crate) const SETPRIV: Program = Program { name: "setpriv", package: "util-linux" };
 /// The program that ends a client whose server does not answer.
 pub(crate) const TIMEOUT: Program = Program { name: "timeout", package: "coreutils" };
@@ -104,7 +103,8 @@ impl CommandLine {
         self
     }
 
-    /// Marks a server that refuses to run as root: if this process is root, it runs as the user `postgres`.
+    /// Marks a server that refuses to run as root: if this process is root, the server runs as the user
+    /// `postgres`.
     #[must_use]
     pub fn unprivileged(mut self) -> Self {
         self.unprivileged = true;
@@ -148,7 +148,7 @@ impl CommandLine {
 
 /// Runs `program` to its end and returns its output without the final newline, or its error output.
 ///
-/// Runs under `timeout`: a client of a stopped server would wait forever, so after 30 s that is an error.
+/// Returns an error after 30 s (by `timeout`): a client of a stopped server would wait forever.
 pub(crate) fn ask(program: Program, change: impl FnOnce(&mut Command)) -> Result<String, String> {
     let mut command = Command::new(TIMEOUT.path());
     command.args(["--kill-after=1", "30"]).arg(program.path());

@@ -315,7 +315,7 @@ impl RawClient {
                 }
             }
             What::SessionGone(_) if self.session == Some(item.session) => self.restart(core),
-            // A call has taken the session over. What was refused is sent again on the next stream.
+            // A call has taken over the session. The refused commands are sent again on the next stream.
             What::Refused(refused) if refused.text.contains("is not attached") => self.hang_up(core),
             What::Granted(_) => {
                 self.unanswered.remove(&item.seq);

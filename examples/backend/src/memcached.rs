@@ -63,7 +63,7 @@ impl Memcached {
         self.call(format!("md {key} C{version}\r\n").as_bytes(), limit, Answer::done).await
     }
 
-    /// All keys.
+    /// All keys, by the hash table: an item may move between the LRU lists while those are read.
     pub(crate) async fn keys(&self, limit: Duration) -> Result<Vec<String>> {
         let read = async |answer: &mut Answer| {
             let mut keys = Vec::new();
@@ -76,7 +76,7 @@ impl Memcached {
                 }
             }
         };
-        self.call(b"lru_crawler metadump all\r\n", limit, read).await
+        self.call(b"lru_crawler metadump hash\r\n", limit, read).await
     }
 
     async fn store(

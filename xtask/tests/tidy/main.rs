@@ -91,6 +91,20 @@ fn bad_lines(path: &Path, text: &str, mut is_bad: impl FnMut(&str) -> Option<Str
 }
 
 #[test]
+fn no_page_has_a_heading_twice() {
+    let mut problems = Vec::new();
+    for (file, text) in texts("md") {
+        // An entry for each release, with the same parts.
+        if file == Path::new("CHANGELOG.md") {
+            continue;
+        }
+        problems
+            .extend(Page::parse(&text).repeated.iter().map(|it| format!("{}: `{it}` twice", file.display())));
+    }
+    report(&problems);
+}
+
+#[test]
 fn every_relative_link_leads_to_a_file_and_a_heading_that_exist() {
     let mut problems = Vec::new();
     for (file, text) in texts("md") {
@@ -455,6 +469,15 @@ fn a_lock_service_is_known_by_one_line() {
         services += 1;
         if known != 1 {
             problems.push(format!("{package} has {known} lines in the table of lock services, not one"));
+        }
+        // What is packed has every lock service. `file` is in the library's default features.
+        for packed in ["crates/cli/Cargo.toml", "bindings/python/Cargo.toml"] {
+            let text = fs::read_to_string(root().join(packed)).expect("a manifest");
+            let is_feature = |feature: &str| text.contains(&format!("\"{feature}\""));
+            let tls = format!("{name}-tls");
+            if name != "file" && !is_feature(&name) && !is_feature(&tls) {
+                problems.push(format!("{packed}: turns on no feature `{name}`"));
+            }
         }
     }
     assert!(services >= 7, "only {services} lock services are found: the search itself is broken");

@@ -13,6 +13,8 @@ pub(crate) struct Page {
     pub(crate) links: Vec<String>,
     /// The anchors of the page's headings.
     pub(crate) anchors: BTreeSet<String>,
+    /// The headings that are there twice.
+    pub(crate) repeated: Vec<String>,
     /// All code spans; code blocks are not included.
     pub(crate) spans: Vec<String>,
 }
@@ -58,6 +60,7 @@ impl Page {
         let mut repeat = 0;
         while !self.anchors.insert(anchor) {
             repeat += 1;
+            self.repeated.push(heading.to_owned());
             anchor = format!("{slug}-{repeat}");
         }
     }

@@ -1,11 +1,11 @@
-//! Permits of lock services whose contenders are in one queue, each with a value of its own: which slot a
-//! request takes, and for what it waits.
+//! Permits (a semaphore) for lock services that keep a queue per lock, with one value per queued request
+//! (etcd, ZooKeeper): selects a request's slot, or what the request waits for.
 //!
-//! A request holds one of N permits once only requests for permits are before it, fewer than N, and each of
-//! them has its slot. It then writes its slot, the lowest that none of those has, into its own value. So
-//! slots are taken in the order of the queue, one after the other: no two holders have the same one, and
-//! within a slot tokens rise as in the queue (P2). A request that stalls between its turn and its slot delays
-//! those behind it until it goes on or expires (P8).
+//! A request may take one of N permits when fewer than N requests are ahead of it, all of them are for
+//! permits, and each has written its slot. The request then writes the lowest free slot into its own value.
+//! Slots are therefore taken in queue order: no two holders have the same slot, and the tokens of a slot rise
+//! (P2). A request that stalls before it writes its slot delays the requests behind it until it resumes or
+//! expires (P8).
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::error::{BackendError, BackendErrorKind};
 /// Largest number of permits of a lock: each grant reads those of all holders.
 pub const PERMITS_MAX: u32 = 1_000;
 
-/// The pause before a request that does not wait looks again, while another one takes its slot.
+/// Poll interval of a request that does not wait, while a request ahead of it has not written its slot.
 pub const SLOT_PAUSE: Duration = Duration::from_millis(10);
 
 /// A request for a permit, as stored in its value.
@@ -26,14 +26,14 @@ pub const SLOT_PAUSE: Duration = Duration::from_millis(10);
 pub struct NotePermit {
     /// The number of permits.
     pub of: u32,
-    /// `None` until it holds.
+    /// The permit's index; `None` until the request has written it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<u32>,
 }
 
 impl NotePermit {
-    /// A request, before it has a slot. `in_use`: the number of permits that others name, if any do. `None`
-    /// within: it is for no permit.
+    /// The value of a new request, without a slot; `None` if `mode` is not `permit`. `in_use` is the limit
+    /// that other requests use, if any; it is the default for a `mode` without a number.
     pub fn asked(name: &LockName, mode: Mode, in_use: Option<u32>) -> Result<Option<Self>, BackendError> {
         let Mode::Permit { of } = mode else { return Ok(None) };
         let Some(of) = of.or(in_use) else {
@@ -61,27 +61,27 @@ pub enum PermitTurn {
         /// From 0 on.
         slot: u32,
     },
-    /// Waits until the contender at this index changes or ends.
+    /// Waits until this contender changes or ends.
     AwaitsChange {
-        /// The contender, as an index.
+        /// Index of the contender in `earlier` of [`permit_turn`].
         at: usize,
     },
-    /// Waits until the request at this index, whose turn it is, has its slot. A permit is free.
+    /// A permit is free, but this earlier request must write its slot first.
     AwaitsSlot {
-        /// The request, as an index.
+        /// Index of the earlier request in `earlier` of [`permit_turn`].
         at: usize,
     },
-    /// Waits until any contender before it ends.
+    /// Waits until any earlier contender ends.
     AwaitsEnd,
-    /// Is refused: others name this number of permits (L3).
+    /// The request is refused: an earlier request has another number of permits (L3).
     Mismatch {
-        /// Theirs.
+        /// The earlier request's number of permits.
         have: u32,
     },
 }
 
-/// The turn of a request for one of `of` permits. `earlier`: the contenders before it, the nearest first, at
-/// least `of` of them if there are so many; `None`: it is for no permit.
+/// Decides the next step of a request for one of `of` permits. `earlier` lists the contenders ahead of the
+/// request, the nearest first: all of them, or at least `of`. `None` stands for a contender in another mode.
 pub fn permit_turn(earlier: &[Option<NotePermit>], of: u32) -> PermitTurn {
     if let Some(other) = earlier.iter().flatten().find(|other| other.of != of) {
         return PermitTurn::Mismatch { have: other.of };
@@ -102,16 +102,16 @@ pub fn permit_turn(earlier: &[Option<NotePermit>], of: u32) -> PermitTurn {
     PermitTurn::Takes { slot: lowest.unwrap_or(earlier.len() as u32) }
 }
 
-/// How many of the contenders before one wait, for display. `earlier`: their kinds, the first in the queue
-/// first; `permit`: the request of the one itself. Those hold that can: as many as there are permits, or the
-/// shared ones at the front, or one.
+/// Number of waiters ahead of a request, for display. `earlier` lists the modes of the contenders ahead, in
+/// queue order; `permit` is the request's own permit. The first contenders count as holders: as many as there
+/// are permits, or all shared ones at the front, or one.
 pub fn waiters_ahead(earlier: impl Iterator<Item = ModeKind> + Clone, permit: Option<NotePermit>) -> u64 {
     let shared = earlier.clone().take_while(|kind| *kind == ModeKind::Shared).count();
     let holders = permit.map_or(shared.max(1), |permit| permit.of as usize);
     earlier.count().saturating_sub(holders) as u64
 }
 
-/// The error for a request that names another number of permits than those in use.
+/// The error for a request whose number of permits differs from the number in use.
 pub fn other_limit(name: &LockName, have: u32, asked: u32) -> BackendError {
     Rejection::LimitMismatch { name: name.clone(), have, asked }.into()
 }
@@ -120,8 +120,8 @@ pub fn other_limit(name: &LockName, have: u32, asked: u32) -> BackendError {
 mod tests {
     use super::*;
 
-    /// The turn behind contenders in the order of the queue: `x` is for no permit, `?` a permit without a
-    /// slot.
+    /// The next step of a request behind `queue`, one character per contender: `x` is not a permit, `?` is a
+    /// permit without a slot, a digit is a permit's slot.
     fn turn(queue: &str, of: u32) -> PermitTurn {
         let contender = |mark: char| match mark {
             'x' => None,

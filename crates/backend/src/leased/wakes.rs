@@ -15,9 +15,9 @@ use super::store::EntryId;
 pub enum Wake {
     /// The lock may be free for the entry: try again after this time.
     Try(Duration),
-    /// An operator broke its hold.
+    /// An operator broke the entry's hold.
     Revoked,
-    /// It neither holds nor waits any more.
+    /// The entry neither holds nor waits any more.
     Gone,
 }
 
@@ -31,13 +31,13 @@ pub struct Wakes(Arc<Mutex<Listeners>>);
 #[derive(Default)]
 struct Listeners {
     sessions: HashMap<String, Listener>,
-    /// Receives messages about entries of no session here.
+    /// Receives messages about entries whose session is not in `sessions`.
     others: Option<Listener>,
 }
 
 impl Wakes {
-    /// Delivers a message to the session of `id`. If that has no listener, it goes to the listener for all
-    /// others, if any.
+    /// Delivers a message to the session of `id`; if the session has no listener, to the listener for other
+    /// entries, if any.
     pub fn deliver(&self, id: &EntryId, wake: Wake) {
         let listeners = self.listeners();
         let listener = listeners.sessions.get(id.session()).or(listeners.others.as_ref()).cloned();
@@ -48,8 +48,7 @@ impl Wakes {
         }
     }
 
-    /// Delivers a message to all listeners: after a lost connection was replaced, any of them may have missed
-    /// one.
+    /// Delivers a message to all listeners. Used after a reconnect: any listener may have missed a message.
     pub fn deliver_to_all(&self, wake: Wake) {
         let listeners = self.listeners();
         let all: Vec<Listener> = listeners.sessions.values().chain(&listeners.others).cloned().collect();
@@ -80,7 +79,7 @@ impl Wakes {
 /// Wakes a waiting acquire before its next attempt is due. Only one task waits.
 #[derive(Default)]
 pub(super) struct WakeUp {
-    /// The earliest time that the wake-ups since the last attempt asked for.
+    /// The earliest due time of the wake-ups since the last attempt.
     due: Mutex<Option<Instant>>,
     changed: Notify,
 }
@@ -110,7 +109,7 @@ impl WakeUp {
         loop {
             let due = self.due().map_or(again, |due| due.min(again));
             if due <= Instant::now() {
-                // Timers count in milliseconds, rounded up: a sleep would take one.
+                // tokio rounds timers up to whole milliseconds: even an elapsed sleep would take 1 ms.
                 return;
             }
             tokio::select! {

@@ -1,4 +1,5 @@
-//! Attempts to hold: a key in the lock's queue, and what those before it mean for it.
+//! One attempt to acquire: creates the entry's key in the lock's queue, and decides by the keys ahead whether
+//! the entry holds the lock.
 
 use lockkeeper_backend::leased::{
     Attempt, Entry, Note, NotePermit, PermitTurn, SLOT_PAUSE, Tried, broken_at_grant, is_revoked,
@@ -19,12 +20,11 @@ use super::store::{
 };
 use super::watcher::Watched;
 
-/// A waiter attempts again after this time, even if no message came: the member that it watches may be cut
-/// off.
+/// Poll interval of a waiter without watch events: the etcd member that serves its watch may be partitioned.
 const AGAIN: std::time::Duration = std::time::Duration::from_secs(5);
-/// How many of those before a waiter are counted.
+/// Number of keys ahead of a waiter that one attempt reads; more if the lock has more permits.
 const COUNTED: i64 = 100;
-/// So many waiters may hold and release within 100 ms, each after the other.
+/// Fewer waiters than this may acquire and release in turn within 100 ms, the delay of a lagging watch.
 const NEAR: u64 = 16;
 
 impl EtcdStore {
@@ -41,7 +41,8 @@ impl EtcdStore {
             }
         };
         if self.leases.is_ended(&entry.id) {
-            // While this attempt waited for a lease. If the lease can't be ended, it expires.
+            // The entry was ended while this attempt waited for a lease. A failed revoke is ignored: the
+            // lease expires.
             let _ = self.revoke(entry, lease, deadline).await;
             self.leases.remove(&entry.id);
             return Err(EtcdFailure::NOT_DONE);
@@ -54,7 +55,7 @@ impl EtcdStore {
         self.join_queue(attempt, EntryLease { revision: None, holds: false, ..lease }, deadline).await
     }
 
-    /// Creates the entry's key; one that does not wait does so only if it would hold.
+    /// Creates the entry's key. For an entry that does not wait, creates it only if the entry would hold.
     async fn join_queue(
         &self,
         attempt: &Attempt,
@@ -80,8 +81,8 @@ impl EtcdStore {
             }
             // The lock isn't free, and this entry does not wait.
             (false, None) => {
-                // An earlier attempt without an answer may still create a key with this lease: then it is
-                // ended.
+                // The lease can be reused only if no earlier attempt is in doubt: such an attempt may still
+                // create a key with this lease, so the entry's end revokes the lease.
                 if attempt.first {
                     self.leases.remove(&entry.id);
                     self.leases.keep(lease, entry.ttl);
@@ -90,9 +91,8 @@ impl EtcdStore {
             }
         };
         if lease.renewed_at < attempt.ttl_from {
-            // Only after the transaction, which a majority has confirmed. A replaced leader may still answer
-            // this renewal; its successor then grants the lease a full ttl from a moment after the
-            // transaction.
+            // Renew only after the transaction, which a majority has confirmed. A deposed leader may answer
+            // this renewal; its successor then gives the lease a full ttl from a time after the transaction.
             match self.keep_alive(&[lease.id], deadline).await {
                 Ok(live) if live == [true] => lease.renewed_at = begun,
                 Ok(_) => return Err(EtcdFailure::Answered(NoLease)),
@@ -113,7 +113,8 @@ impl EtcdStore {
         }
     }
 
-    /// The request for a permit, if the entry is one. One that names no number takes that in use.
+    /// The entry's permit request; `None` in other modes. A request without a number of permits uses the
+    /// number in use.
     async fn permit_asked(
         &self,
         entry: &Entry,
@@ -130,8 +131,8 @@ impl EtcdStore {
         NotePermit::asked(&entry.name, entry.mode, in_use).map_err(EtcdFailure::Refused)
     }
 
-    /// Attempts for an entry whose key exists, by reads only: unlike the transaction that creates keys, etcd
-    /// does not write these to its log. `None` if the key does not exist any more.
+    /// Attempts for an entry whose key exists, by reads only: etcd does not write reads to its log, unlike
+    /// the transaction that creates a key. `None` if the key no longer exists.
     async fn attempt_by_reads(
         &self,
         attempt: &Attempt,
@@ -148,7 +149,7 @@ impl EtcdStore {
         }
         let folder = self.layout.folder(&entry.name);
         let own = key(&folder, entry.mode, lease.id);
-        // Of a permit's request only the number of permits is relevant, which its own key has.
+        // A permit request needs only as many earlier keys as there are permits. Its own key has that number.
         let own_permit = |mine: &KeyValue| permit_of(mine).map_or(COUNTED, |permit| i64::from(permit.of));
         let mut count = COUNTED;
         loop {
@@ -173,7 +174,7 @@ impl EtcdStore {
                 count = own_permit(&mine);
                 continue;
             }
-            // The nearest is first.
+            // `before` lists the nearest key first; `waiters_ahead` takes queue order.
             let earlier = before.kvs.iter().rev().map(|other| kind(&folder, &other.key));
             let ahead = waiters_ahead(earlier, permit_of(&mine));
             let is_near = ahead < NEAR && !before.more;
@@ -189,7 +190,7 @@ impl EtcdStore {
                 Awaited::Lost => continue,
             };
             if !attempt.wait {
-                // Only the key of a request for a permit exists in vain.
+                // Without `wait`, only a permit request creates its key before it is known to hold.
                 self.withdraw(attempt, lease, &own, created, deadline).await?;
                 return Ok(Some(Tried::Busy(busy(&before))));
             }
@@ -206,18 +207,19 @@ impl EtcdStore {
         }
     }
 
-    /// Whether neither a waiter's key nor the one that it waits for has changed: so a crowd of waiters at
-    /// rest reads two keys each, and not all keys before its own.
+    /// Whether both the waiter's key and the key that it waits for are unchanged. With this check an idle
+    /// waiter reads two keys per attempt instead of all keys ahead.
     async fn is_unchanged(&self, wait: &RestingWait, deadline: Instant) -> Result<bool, EtcdFailure> {
-        // A member that is cut off from the others answers comparisons alone, but no read.
+        // The read makes the transaction linearizable: a partitioned member answers a transaction of
+        // comparisons alone, but not one with a read.
         let own = RangeRequest { key: wait.own.clone(), count_only: true, ..RangeRequest::default() };
         let compare = wait.unchanged.to_vec();
         let txn = TxnRequest { compare, success: vec![range(own)], ..TxnRequest::default() };
         Ok(self.txn(deadline, txn).await?.succeeded)
     }
 
-    /// For what an entry waits, by the keys before its own. A request for a permit takes its slot if it waits
-    /// for nothing.
+    /// Determines from the keys ahead what the entry waits for. If a permit request waits for nothing, writes
+    /// its slot.
     async fn awaited(
         &self,
         attempt: &Attempt,
@@ -253,14 +255,14 @@ impl EtcdStore {
                 let note = Note { permit: Some(permit), ..note };
                 match self.txn(deadline, put_unchanged(mine, &note, None)).await?.succeeded {
                     true => Awaited::Nothing(Some(permit)),
-                    // An operator's break, or an earlier attempt without an answer.
+                    // The key has changed: by an operator's break, or by an earlier attempt in doubt.
                     false => Awaited::Lost,
                 }
             }
         })
     }
 
-    /// Deletes the key of an entry that does not wait. The entry has no lease then.
+    /// Deletes the key of an entry that does not wait, and detaches the lease from the entry.
     async fn withdraw(
         &self,
         attempt: &Attempt,
@@ -303,10 +305,10 @@ impl EtcdStore {
 
 /// What an entry in the queue waits for.
 enum Awaited {
-    /// It holds, with this permit if it asked for one.
+    /// The entry holds the lock, with this permit if its mode is `permit`.
     Nothing(Option<NotePermit>),
     Change(Watched),
-    /// Another one's slot: a permit is free.
+    /// A permit is free, but an earlier request has not written its slot yet.
     Slot(Watched),
     /// Its own key was written meanwhile.
     Lost,
@@ -321,13 +323,13 @@ pub(super) fn permit_of(key: &KeyValue) -> Option<NotePermit> {
     Note::read(&key.value)?.permit
 }
 
-/// The transaction of an attempt. Its answers: the own key, unless it was created just now, and the lock's
-/// first key.
+/// The transaction of an attempt. Its read responses are the entry's own key, unless this transaction created
+/// that key, and the lock's first key.
 fn take(attempt: &Attempt, folder: &str, own: &[u8], lease: i64, note: &Note) -> TxnRequest {
     let put = PutRequest { key: own.to_vec(), value: note.bytes(), lease, ..PutRequest::default() };
     let absent = match attempt.wait || note.permit.is_some() {
         true => created_at(own, 0),
-        // There is no key of the lock: a comparison of a range is one of each of its keys.
+        // True if the lock has no conflicting key: a comparison of a range applies to each key in the range.
         false => {
             let (begin, range_end) = obstacles(folder, attempt.entry.mode);
             Compare { range_end, ..created_at(&begin, 0) }
@@ -346,7 +348,7 @@ fn take(attempt: &Attempt, folder: &str, own: &[u8], lease: i64, note: &Note) ->
 /// The keys that an entry waits for, created before this revision, the latest first.
 fn before(folder: &str, entry: &Entry, created: i64) -> RangeRequest {
     RangeRequest {
-        // Values of permits have their slots.
+        // The slots of permits are in the values.
         keys_only: entry.mode.kind() != ModeKind::Permit,
         max_create_revision: created - 1,
         ..sorted(obstacles(folder, entry.mode), SortOrder::Descend)

@@ -12,7 +12,7 @@ const PORT: u16 = 2379;
 /// The parameters of `etcd://`, without those of TLS.
 const PARAMETERS: [&str; 2] = ["layout", "prefix"];
 
-/// The scheme with TLS, and the hint for who gives files of TLS with the other one.
+/// The URL scheme with TLS, and the error's hint if TLS files are given with the plain scheme.
 const TLS_SCHEME: &str = "etcds";
 const WITHOUT_TLS: &str = "of use without TLS: write `etcds://`";
 

@@ -37,7 +37,7 @@ pub(super) struct Connector {
     last_good: Arc<Mutex<Option<Address>>>,
 }
 
-/// One address of a server: the server's index, and the address unless its name stands for one only.
+/// One address of a server: the server's index, and the IP address if the host name has several.
 type Address = (usize, Option<IpAddr>);
 
 /// A connection. Calls can share it. Closed on drop.
@@ -45,7 +45,7 @@ pub(super) struct Connection {
     client: Client,
     timeout: Duration,
     tls: Tls,
-    /// `host:port`, as the address names it.
+    /// The server's `host:port`, from the URL.
     server: String,
     end: Arc<End>,
 }
@@ -136,7 +136,7 @@ impl Connector {
             }
             Err(errors) => errors,
         };
-        // The addresses of one name.
+        // Several addresses of one host name may fail with the same message.
         errors.dedup_by(|one, other| one.message == other.message);
         if errors.is_empty() {
             let what = "no connection is opened: this tokio runtime is shutting down";
@@ -156,8 +156,8 @@ impl Connector {
         self.last_good.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All addresses, in the order of attempts. A name that can't be resolved in time is left to the attempt,
-    /// for its error.
+    /// All addresses, in the order of attempts. A host name that can't be resolved in time is kept as a name:
+    /// its attempt resolves the name again and reports the error.
     async fn addresses(&self) -> Vec<Address> {
         let mut addresses = Vec::new();
         for index in 0..self.settings.servers.len() {
@@ -188,7 +188,7 @@ impl Connector {
         let mut config = self.settings.config(index);
         config.application_name(label);
         if let Some(address) = address {
-            // The name stays, for the certificate.
+            // The host name is kept, since TLS checks the certificate against it.
             config.hostaddr(address);
         }
         let (timeout, limit) = (self.settings.timeout, self.settings.connect_timeout);
@@ -247,7 +247,7 @@ impl Connection {
         &self.client
     }
 
-    /// `host:port`, as the address names it.
+    /// The server's `host:port`, from the URL.
     pub(super) fn server(&self) -> &str {
         &self.server
     }
@@ -266,8 +266,8 @@ impl Connection {
         self.end.why.get().cloned()
     }
 
-    /// Runs statements in the simple protocol, which every pooler supports, and returns the rows of all.
-    /// Returns within the address' `timeout=`; after a timeout the statements may still be running.
+    /// Runs statements in the simple protocol, which every pooler supports, and returns all rows. Returns
+    /// within the URL's `timeout=`; after a timeout the statements may still be running.
     ///
     /// # Errors
     /// [`NoAnswer`].
@@ -308,12 +308,12 @@ impl Connection {
         process_of(&self.client.cancel_token()).await
     }
 
-    /// Sends a message that has no effect at the server, without waiting for its answer: also while a
-    /// statement runs, whose end the server waits for before it reads the message. Proxies on the way count
-    /// it as activity. Unlike an empty statement it leaves the last statement in `pg_stat_activity`.
+    /// Sends a message that has no effect at the server, and does not wait for the answer. Proxies count the
+    /// message as activity. May be called while a statement runs: the server reads the message after the
+    /// statement. Unlike an empty statement, the message does not replace the last statement in
+    /// `pg_stat_activity`.
     pub(super) async fn send_sign_of_life(&self) {
-        // One poll sends the message. Its answer goes to nobody; the end of the connection is reported by
-        // `ended`.
+        // One poll sends the message. The answer is discarded; `ended` reports the end of the connection.
         let _ = tokio::time::timeout(Duration::ZERO, self.client.check_connection()).await;
     }
 

@@ -2,9 +2,10 @@
 //!
 //! A lock is a plain string key set with `SET NX PX`, as other Redis lock clients do it, so that they and
 //! this library exclude each other. Queue, tokens and permits are stored in keys beside it ([`layout`]).
-//! Every step that must be atomic is a script ([`scripts`]); sessions over such entries are in
-//! [`leased`](lockkeeper_backend::leased). The lease thread keeps the main connection up
-//! ([`main_connection`]); each runtime of callers has a connection of its own ([`link`]).
+//! Attempts, renewals and ends begin in [`store`]; every step that must be atomic is a script of its own
+//! ([`scripts`]). Sessions over such entries are in [`leased`](lockkeeper_backend::leased). The lease thread
+//! keeps the main connection up ([`main_connection`]); each runtime of callers has a connection of its own
+//! ([`link`]).
 
 #![allow(rustdoc::private_intra_doc_links, reason = "the code map is for those who read the code")]
 

@@ -176,7 +176,7 @@ fn identity(name: &str) -> Result<Identity, Failure> {
     }
 }
 
-/// The rule that begins at a line, on one line.
+/// The text of the rule that begins at this line of the file, joined into one line.
 fn rule(text: &str, line: usize) -> String {
     let mut lines = text.lines().skip(line - 1).map(str::trim);
     let first = lines.next().unwrap_or_default();

@@ -104,7 +104,7 @@ pub enum HoldState {
     },
     /// Ended, but still excluding others.
     Closed {
-        /// Time from the hold's end in milliseconds.
+        /// How long the hold stays closed, counted from its end, in milliseconds.
         ms: u64,
     },
 }

@@ -44,8 +44,8 @@ impl Play<'_> {
         self.record_step(index, StepKind::Fault, text);
     }
 
-    /// After a pause: the program's next instruction first, which no check stands before, then what the
-    /// library has missed.
+    /// Ends a pause. The program runs its next instruction first, without a check; only then does the library
+    /// process the events that arrived during the pause.
     pub(super) fn resume(&mut self, index: usize, from: Pause) {
         self.processes[index].paused_until = None;
         self.recorder.end(self.lane(index), SpanKind::Paused);
@@ -105,7 +105,7 @@ impl Play<'_> {
     fn reads(&mut self, index: usize) {
         let process = &self.processes[index];
         let section = process.section();
-        // Whoever reads for the second time has entered already.
+        // A program that reads for the second time has already entered.
         let enters = self.settings.fence == Fence::Enter && process.state == ProgramState::Reading;
         let section = section.filter(|_| enters);
         let text = match section {

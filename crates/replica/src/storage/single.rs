@@ -29,8 +29,8 @@ pub(super) fn write(
     write().map_err(OpenError::io("write", name))
 }
 
-/// Reads the file: the identity in its header, the kind of the message, and the message. Nothing may follow
-/// it.
+/// Returns the identity in the file's header, the message's kind, and the message. Bytes after the message
+/// are an error.
 pub(super) fn read(
     disk: &impl Disk,
     name: &str,

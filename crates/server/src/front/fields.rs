@@ -1,4 +1,4 @@
-//! Checks the fields of calls that more than one call has.
+//! Parses and checks request fields that several calls share.
 
 use lockkeeper_core::{LockName, Token, limits};
 use tonic::Status;

@@ -1,5 +1,5 @@
-//! The bytes of a connection between nodes, by TLS or plain: async for the handshakes, then synchronous on
-//! the thread that keeps the connection.
+//! Byte streams between nodes, with or without TLS: async during the handshakes, then synchronous on the
+//! thread that owns the connection.
 
 use std::io::{self, Read, Write};
 use std::net;
@@ -12,7 +12,7 @@ use tokio_util::either::Either;
 /// A connection to another node during its handshakes: plain, or by TLS.
 pub(crate) type PeerStream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
-/// A connection to another node after its handshakes, on a socket that blocks or does not.
+/// A connection to another node after its handshakes. Its socket may be blocking or non-blocking.
 #[derive(Debug)]
 pub(crate) struct Transport<S> {
     socket: S,
@@ -20,10 +20,11 @@ pub(crate) struct Transport<S> {
 }
 
 impl Transport<net::TcpStream> {
-    /// A connection after its handshakes, with what its TLS layer has read ahead. The socket is non-blocking.
+    /// Converts a connection after its handshakes, including the bytes that its TLS layer has buffered. The
+    /// socket is non-blocking.
     ///
     /// # Errors
-    /// The runtime does not give the socket away.
+    /// The socket can't be deregistered from the runtime.
     pub(crate) fn of(stream: PeerStream) -> io::Result<Self> {
         let (socket, tls) = match stream {
             Either::Left(socket) => (socket, None),
@@ -62,13 +63,13 @@ impl<S> Transport<S> {
         Transport { socket: change(self.socket), tls: self.tls }
     }
 
-    /// Whether bytes that were written are still here, because the socket took no more.
+    /// Whether the TLS layer still buffers written bytes that the socket has not accepted.
     pub(crate) fn has_unsent(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.wants_write())
     }
 
-    /// Whether a read that returned fewer bytes than there was room for has emptied the socket. With TLS it
-    /// may have returned the rest of a record.
+    /// Whether a short read means that the socket is empty. With TLS, a short read may have returned only the
+    /// rest of a record.
     pub(crate) fn short_read_empties(&self) -> bool {
         self.tls.is_none()
     }
@@ -106,7 +107,7 @@ impl<S: Read + Write> Write for Transport<S> {
     }
 }
 
-/// The TLS layer takes nothing while its buffer is full, which is no end of the connection.
+/// Maps a write of 0 bytes to `WouldBlock`: the TLS buffer is full, but the connection is open.
 fn taken(written: io::Result<usize>, bytes: &[u8]) -> io::Result<usize> {
     match written {
         Ok(0) if !bytes.is_empty() => Err(io::ErrorKind::WouldBlock.into()),

@@ -22,7 +22,7 @@ pub(super) struct Directory {
     news: Members,
     /// Nodes that are connected, or being dialled.
     dialled: BTreeSet<Id>,
-    /// Members that have refused this node as no longer a member.
+    /// Members that refused this node because it is no longer a member.
     witnesses: BTreeSet<Id>,
 }
 
@@ -57,8 +57,8 @@ impl SimNode {
         self.process.as_ref().is_some_and(|process| process.directory.members.removed.contains_key(&other))
     }
 
-    /// Whether these nodes are enough to tell the node that it was removed; true for a node that has not
-    /// joined yet.
+    /// Whether refusals by `nodes` suffice for this node to accept that it was removed; true if this node has
+    /// not joined yet.
     pub(crate) fn believes(&self, nodes: &[Id]) -> bool {
         self.process.as_ref().is_none_or(|process| {
             let members = &process.directory.members;

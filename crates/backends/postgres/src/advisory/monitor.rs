@@ -31,7 +31,7 @@ pub(super) struct Monitor {
     probe: Duration,
     last_number: AtomicU64,
     holds: Mutex<Holds>,
-    /// Notified when there is a hold after there was none.
+    /// Notified when the first hold is added.
     first: Notify,
 }
 
@@ -64,7 +64,7 @@ impl Monitor {
         self.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new number, for a hold that is watched later.
+    /// Returns a new id for a hold, to pass to [`Self::watch`].
     pub(super) fn number(&self) -> u64 {
         self.last_number.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -223,8 +223,8 @@ fn held_of(holds: &[(u64, &Watched)]) -> String {
         items.join(",")
     };
     let in_pg_locks = |watched: &Watched| watched.key.in_pg_locks();
-    // `unnest` is written without its schema: only then it accepts several arguments, and only PostgreSQL's
-    // own `unnest` does.
+    // `unnest` is not qualified with its schema: PostgreSQL accepts several arrays only for the unqualified
+    // name, and then always calls its own `unnest`.
     format!(
         "select number from unnest('{{{}}}'::bigint[], '{{{}}}'::integer[], '{{{}}}'::text[], '{{{}}}'::oid[], \
          '{{{}}}'::oid[], '{{{}}}'::smallint[], '{{{}}}'::text[]) \

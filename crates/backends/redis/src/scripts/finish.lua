@@ -18,6 +18,7 @@ end
 -- include queue
 -- include permits
 
+-- What stands between `lockkeeper:` and `:1:held:`.
 local id = string.sub(ARGV[1], 12, -9)
 local mine = 'lockkeeper:' .. id .. ':'
 local closed, extra = tonumber(ARGV[3]), tonumber(ARGV[4])
