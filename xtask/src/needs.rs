@@ -112,6 +112,7 @@ const TEST_NEEDS: &[TestNeeds] = &[
             LAB,
             LIBRARY,
             POSTGRES,
+            PYTHON,
             REDIS,
             REDLOCK,
             RIG,

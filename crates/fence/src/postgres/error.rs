@@ -4,7 +4,7 @@ use lockkeeper_core::{ModeKind, Token};
 
 use super::SCHEMA_VERSION;
 use crate::resource::BadResource;
-use crate::rule::{Action, Refused};
+use crate::rule::Refused;
 
 /// Why a call at a Postgres fence failed.
 ///
