@@ -1,9 +1,9 @@
 //! How calls wait: a thread without the GIL, or an event loop.
 //!
 //! A call is a Rust future. On a thread, it is polled there, and dropped if a signal handler raises (Ctrl-C).
-//! In an event loop it is a task of the library's runtime, and its result a completion: a queue of the loop's
-//! [`Bridge`], of whose first entry the loop is told by a file descriptor that it watches. So no Rust thread
-//! waits for the GIL, and many results cost the loop one wake-up.
+//! In an event loop, it is a task of the library's runtime, which appends its result to the queue of the
+//! loop's [`Bridge`]. The first result in the queue makes a file descriptor readable, which the loop watches.
+//! So no Rust thread waits for the GIL, and many results cost the loop one wake-up.
 
 use std::future::Future;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -90,7 +90,7 @@ impl Completions {
         let mut ended = self.ended();
         ended.push(completion);
         if ended.len() == 1 {
-            // Fails only if the counter is at its limit, and then the loop is told anyway.
+            // Fails only if the counter is at its limit; the descriptor is readable then.
             let _ = self.signal.write(1);
         }
     }
@@ -183,7 +183,7 @@ impl AbortIfCancelled {
     }
 }
 
-/// A loop is told of a loss until this is dropped.
+/// Registers a callback for a loss; dropping it removes the callback.
 #[pyclass(frozen)]
 pub(crate) struct Telling(AbortHandle);
 

@@ -1,4 +1,4 @@
-//! The runtime of this process, and what is left of another one's after a fork.
+//! The runtime of this process, and values that a fork must not use.
 //!
 //! A child has the memory of its parent and none of its threads: a client of the parent renews nothing there,
 //! and its connections are the parent's.

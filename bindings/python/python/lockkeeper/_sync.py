@@ -7,11 +7,12 @@ import logging
 import sys
 import threading
 from types import TracebackType
-from typing import Generic, Iterable, Iterator, NamedTuple, Optional, Type, TypeVar, Union, cast
+from typing import Generic, Iterator, NamedTuple, Optional, Type, TypeVar, Union, cast
 
 from . import _lockkeeper
 from ._errors import LockLost, Released, ReleaseNotConfirmed
 from ._hold import Hold
+from ._kinds import LockKinds
 from ._lockkeeper import Lost as Lost
 from ._options import Options, Seconds, native, seconds, wait
 
@@ -226,47 +227,13 @@ class Partitions(Generic[G]):
         return PartitionMember(member, locks._guard)
 
 
-class _Locks(Generic[G]):
+class _Locks(LockKinds[Lock[G]], Generic[G]):
     def __init__(self, native: _lockkeeper.Locks, guard: Type[G]) -> None:
-        self._native, self._guard = native, guard
+        super().__init__(native)
+        self._guard = guard
 
-    @property
-    def abilities(self) -> dict[str, bool]:
-        """What the lock service can do."""
-        return dict(self._native.abilities())
-
-    @property
-    def promises(self) -> list[tuple[int, str, str]]:
-        """The promises P1 to P12: number, name, and whether the lock service keeps it."""
-        return self._native.promises()
-
-    def mutex(self, name: str, **options: Unpack[Options]) -> Lock[G]:
-        """An exclusive lock."""
-        return Lock(self._native.mutex(name, native(options)), self._guard)
-
-    def read(self, name: str, **options: Unpack[Options]) -> Lock[G]:
-        """The shared side of a lock: of many readers, or one writer."""
-        return Lock(self._native.read(name, native(options)), self._guard)
-
-    def write(self, name: str, **options: Unpack[Options]) -> Lock[G]:
-        """The exclusive side of a lock of many readers, or one writer."""
-        return Lock(self._native.write(name, native(options)), self._guard)
-
-    def semaphore(self, name: str, permits: Optional[int] = None, **options: Unpack[Options]) -> Lock[G]:
-        """One of ``permits`` permits; ``None``: of as many as an operator has set."""
-        return Lock(self._native.semaphore(name, permits, native(options)), self._guard)
-
-    def all(self, names: Iterable[str], **options: Unpack[Options]) -> Lock[G]:
-        """All these locks at once, or none."""
-        return Lock(self._native.all(list(names), native(options)), self._guard)
-
-    def rate(self, name: str, count: int, per: Seconds, **options: Unpack[Options]) -> Lock[G]:
-        """At most ``count`` acquires in ``per`` seconds."""
-        return Lock(self._native.rate(name, count, seconds(per), native(options)), self._guard)
-
-    def striped(self, name: str, stripes: int, key: bytes, **options: Unpack[Options]) -> Lock[G]:
-        """The lock of a key, of ``stripes`` locks that all keys share."""
-        return Lock(self._native.striped(name, stripes, key, native(options)), self._guard)
+    def _lock(self, native: _lockkeeper.Lock) -> Lock[G]:
+        return Lock(native, self._guard)
 
     def election(self, name: str, **options: Unpack[Options]) -> Election[G]:
         """One leader at a time."""
