@@ -131,11 +131,16 @@ const SETS: &[Set] = &[
     Set {
         folder: "pypi-python",
         registry: PYPI,
-        libraries: &[Library {
-            name: "pytest",
-            version: "8.4.2",
-            used_by: "the tests of the Python package",
-        }],
+        libraries: &[
+            Library { name: "pytest", version: "8.4.2", used_by: "the tests of the Python package" },
+            // Version 3 in two packages: its Python, and its libpq.
+            Library { name: "psycopg", version: "3.3.9", used_by: "its PostgreSQL fence" },
+            Library { name: "psycopg-binary", version: "3.3.9", used_by: "the same" },
+            Library { name: "sqlalchemy", version: "2.1.9", used_by: "the same" },
+            // Needed by SQLAlchemy's asyncio.
+            Library { name: "greenlet", version: "3.5.6", used_by: "the same" },
+            Library { name: "django", version: "5.2.19", used_by: "the same" },
+        ],
         packages: &[PYTHON],
     },
     Set {
