@@ -4,44 +4,44 @@ use std::time::Duration;
 
 use lockkeeper_core::{LockName, ModeKind, Slot, Token};
 
-/// The holders and the waiters of a lock.
+/// The holds and the waiters of a lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LockInfo {
     /// Its name.
     pub name: LockName,
     /// Holds that cover the lock, by token; only the first ones if there are very many.
-    pub holders: Vec<HolderInfo>,
+    pub holds: Vec<HolderInfo>,
     /// The number of holds.
-    pub holder_count: usize,
+    pub hold_count: usize,
     /// The number of waiters.
     pub waiter_count: usize,
     /// The first waiters, in the order of the queue.
     pub waiters: Vec<WaiterInfo>,
-    /// The limit in force: the semaphore's number of permits.
-    pub limit: Option<u32>,
-    /// Whether an operator has set the limit.
-    pub limit_stored: bool,
+    /// The semaphore's number of permits in force.
+    pub permits: Option<u32>,
+    /// Whether an operator has set that number.
+    pub permits_stored: bool,
 }
 
 impl LockInfo {
-    /// A lock without holders and waiters.
+    /// A lock without holds and waiters.
     #[must_use]
     pub const fn free(name: LockName) -> Self {
         Self {
             name,
-            holders: Vec::new(),
-            holder_count: 0,
+            holds: Vec::new(),
+            hold_count: 0,
             waiter_count: 0,
             waiters: Vec::new(),
-            limit: None,
-            limit_stored: false,
+            permits: None,
+            permits_stored: false,
         }
     }
 
-    /// A lock with these holders and without waiters.
+    /// A lock with these holds and without waiters.
     #[must_use]
-    pub fn held_by(name: LockName, holders: Vec<HolderInfo>) -> Self {
-        Self { holder_count: holders.len(), holders, ..Self::free(name) }
+    pub fn held_by(name: LockName, holds: Vec<HolderInfo>) -> Self {
+        Self { hold_count: holds.len(), holds, ..Self::free(name) }
     }
 }
 
@@ -59,7 +59,7 @@ pub struct HolderInfo {
     /// The slot of its permit, in mode `permit`.
     pub slot: Option<Slot>,
     /// The holder's label; empty for a closed hold.
-    pub owner: String,
+    pub label: String,
     /// Who the holder is, as the service has authenticated it; empty if that is unknown.
     pub identity: String,
     /// How long it has been held, if the backend knows.
@@ -75,14 +75,14 @@ pub struct HolderInfo {
 impl HolderInfo {
     /// An exclusive hold of a client with this label.
     #[must_use]
-    pub const fn exclusive(owner: String) -> Self {
+    pub const fn exclusive(label: String) -> Self {
         Self {
             token: None,
             session: None,
             mode: ModeKind::Exclusive,
             subtree: false,
             slot: None,
-            owner,
+            label,
             identity: String::new(),
             held_for: None,
             state: HolderState::Held,
@@ -118,7 +118,7 @@ pub struct WaiterInfo {
     /// The id of the waiter's session; `None` if the backend has no ids of sessions.
     pub session: Option<u64>,
     /// The waiter's label.
-    pub owner: String,
+    pub label: String,
     /// Who the waiter is, as the service has authenticated it; empty if that is unknown.
     pub identity: String,
     /// The requested mode.
@@ -132,8 +132,8 @@ pub struct WaiterInfo {
 impl WaiterInfo {
     /// A waiter with this label at one name, of a backend without ids of sessions.
     #[must_use]
-    pub const fn new(owner: String, mode: ModeKind, meta: Vec<(String, String)>) -> Self {
-        Self { session: None, owner, identity: String::new(), mode, subtree: false, meta }
+    pub const fn new(label: String, mode: ModeKind, meta: Vec<(String, String)>) -> Self {
+        Self { session: None, label, identity: String::new(), mode, subtree: false, meta }
     }
 }
 
@@ -143,7 +143,7 @@ pub struct SessionInfo {
     /// Its id.
     pub id: u64,
     /// The client's label.
-    pub owner: String,
+    pub label: String,
     /// Who the client is, as the service has authenticated it; empty if that is unknown.
     pub identity: String,
     /// Its ttl: how long it lives without a keep-alive.
@@ -196,14 +196,14 @@ impl LockInfo {
         closed_left: impl Fn(Token, u64) -> Duration,
     ) -> Self {
         use lockkeeper_core::HoldState;
-        let holders = description.holds.into_iter().map(|hold| HolderInfo {
+        let holds = description.holds.into_iter().map(|hold| HolderInfo {
             identity: String::new(),
             token: Some(hold.token),
             session: hold.owner.map(|(session, _)| session.0),
             mode: hold.mode,
             subtree: hold.subtree,
             slot: hold.slot,
-            owner: hold.owner.map(|(session, _)| label(session)).unwrap_or_default(),
+            label: hold.owner.map(|(session, _)| label(session)).unwrap_or_default(),
             held_for: held_for(hold.token),
             state: match hold.state {
                 HoldState::Held => HolderState::Held,
@@ -222,12 +222,12 @@ impl LockInfo {
         });
         Self {
             name,
-            holders: holders.collect(),
-            holder_count: description.hold_count,
+            holds: holds.collect(),
+            hold_count: description.hold_count,
             waiter_count: description.waiter_count,
             waiters: waiters.collect(),
-            limit: description.limit.map(|(limit, _)| limit),
-            limit_stored: description.limit.is_some_and(|(_, stored)| stored),
+            permits: description.limit.map(|(limit, _)| limit),
+            permits_stored: description.limit.is_some_and(|(_, stored)| stored),
         }
     }
 }

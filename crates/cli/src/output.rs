@@ -134,7 +134,7 @@ pub fn holder_text(holder: &HolderInfo) -> String {
     let mut text = holder.token.map(|token| format!("token {token}, ")).unwrap_or_default();
     text += &mode_text(holder);
     if !matches!(holder.state, HolderState::Closed { .. }) {
-        text += &format!(", held by {}", client(&holder.owner, &holder.identity));
+        text += &format!(", held by {}", client(&holder.label, &holder.identity));
         if let Some(held) = holder.held_for {
             text += &format!(", for {}", human(held));
         }

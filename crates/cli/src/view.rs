@@ -17,13 +17,13 @@ use serde::Serialize;
 pub(crate) fn lock(info: &LockInfo) -> LockView {
     LockView {
         name: info.name.to_string(),
-        holds: info.holders.iter().map(hold).collect(),
-        hold_count: info.holder_count as u64,
+        holds: info.holds.iter().map(hold).collect(),
+        hold_count: info.hold_count as u64,
         next_holds_after: None,
         waiters: info.waiters.iter().map(waiter).collect(),
         waiter_count: info.waiter_count as u64,
-        permits: info.limit,
-        permits_stored: info.limit_stored,
+        permits: info.permits,
+        permits_stored: info.permits_stored,
     }
 }
 
@@ -41,7 +41,7 @@ fn hold(holder: &HolderInfo) -> HoldView {
     HoldView {
         token: holder.token.map(Token::get),
         session: holder.session,
-        label: holder.owner.clone(),
+        label: holder.label.clone(),
         identity: holder.identity.clone(),
         mode: mode(holder.mode),
         subtree: holder.subtree,
@@ -62,7 +62,7 @@ fn waiter(waiter: &WaiterInfo) -> WaiterView {
     let (meta, meta_base64) = shown(meta(&waiter.meta));
     WaiterView {
         session: waiter.session,
-        label: waiter.owner.clone(),
+        label: waiter.label.clone(),
         identity: waiter.identity.clone(),
         mode: mode(waiter.mode),
         subtree: waiter.subtree,
@@ -90,7 +90,7 @@ fn mode(mode: lockkeeper::Mode) -> Mode {
 pub(crate) fn session(session: &SessionInfo) -> SessionView {
     SessionView {
         session: session.id,
-        label: session.owner.clone(),
+        label: session.label.clone(),
         identity: session.identity.clone(),
         ttl_ms: millis(session.ttl),
         left_ms: millis(session.left),

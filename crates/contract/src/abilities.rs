@@ -222,8 +222,8 @@ async fn watches(subject: &impl Subject) -> bool {
     let _held = two.mutex("abilities/watch").acquire().await.unwrap();
     loop {
         match next().await {
-            WatchEvent::Changed(lock) if lock.holders.is_empty() => {}
-            other => return matches!(other, WatchEvent::Changed(lock) if lock.holder_count == 1),
+            WatchEvent::Changed(lock) if lock.holds.is_empty() => {}
+            other => return matches!(other, WatchEvent::Changed(lock) if lock.hold_count == 1),
         }
     }
 }
@@ -246,10 +246,10 @@ async fn inspect(subject: &impl Subject) -> bool {
     let busy = two.mutex(&name).wait(Wait::No).acquire().await;
     let Err(AcquireError::Busy(busy)) = busy else { panic!("{}: not busy: {busy:?}", subject.scheme()) };
     assert!(busy.holder.is_some_and(|holder| holder.starts_with("one")), "{}", subject.scheme());
-    seen.holders.len() == 1
-        && seen.holders[0].owner.starts_with("one")
-        && seen.holders[0].meta == [("job".to_owned(), "reindex".to_owned())]
-        && (!subject.shows_waiters() || seen.waiters[0].owner.starts_with("two"))
+    seen.holds.len() == 1
+        && seen.holds[0].label.starts_with("one")
+        && seen.holds[0].meta == [("job".to_owned(), "reindex".to_owned())]
+        && (!subject.shows_waiters() || seen.waiters[0].label.starts_with("two"))
         && listed.iter().any(|info| info.name == name)
 }
 
@@ -295,7 +295,7 @@ async fn values(subject: &impl Subject) -> bool {
         return false;
     }
     let value = async || {
-        let holders = two.inspect(name).await.unwrap().holders;
+        let holders = two.inspect(name).await.unwrap().holds;
         holders.into_iter().next().map(|holder| holder.value)
     };
     assert_eq!(value().await.as_deref(), Some(&b"10.0.0.5:80"[..]));

@@ -58,7 +58,7 @@ async fn another_number_is_refused_with_both(subject: &impl Subject) {
     let held = locks.semaphore("permits/limit", 3).acquire().await.unwrap();
     let message = refused(Some(5)).await;
     assert!(message.contains('3') && message.contains('5'), "{message}");
-    assert_eq!(locks.inspect("permits/limit").await.unwrap().limit, Some(3));
+    assert_eq!(locks.inspect("permits/limit").await.unwrap().permits, Some(3));
     let same = locks.semaphore_in_force("permits/limit").acquire().await.unwrap();
     assert_eq!(same.slot(), Some(1));
     same.release().await.unwrap();

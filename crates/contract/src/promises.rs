@@ -250,7 +250,7 @@ async fn p7_retries(subject: &impl Subject) -> bool {
     until("nothing is left", async || {
         subject.pass(Duration::from_millis(100)).await;
         let info = locks.inspect(name).await.unwrap();
-        (info.holders.is_empty() && info.waiter_count == 0).then_some(())
+        (info.holds.is_empty() && info.waiter_count == 0).then_some(())
     })
     .await;
     tokens_rise || tokens[0].is_none()
@@ -361,7 +361,7 @@ async fn p12_unknown(subject: &impl Subject) -> bool {
         // Then the lock must be free.
         Ok(()) => {
             let looks = subject.client("looks").await;
-            until("somebody looks", async || looks.inspect(name).await.ok()).await.holders.is_empty()
+            until("somebody looks", async || looks.inspect(name).await.ok()).await.holds.is_empty()
         }
         // Where a connection holds the lock, the end of the connection is known to end the hold.
         Err(ReleaseError::AlreadyLost(lost)) => {
@@ -371,7 +371,7 @@ async fn p12_unknown(subject: &impl Subject) -> bool {
     };
     until("the release arrives after all", async || {
         subject.pass(SECOND).await;
-        locks.inspect(name).await.unwrap().holders.is_empty().then_some(())
+        locks.inspect(name).await.unwrap().holds.is_empty().then_some(())
     })
     .await;
     honest

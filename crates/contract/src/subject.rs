@@ -57,7 +57,7 @@ pub trait Subject: Sync {
         assert!(self.cut_off(label), "{}: no network is in between", self.scheme());
         let operator = self.operator().await;
         until("the hold has expired", async || {
-            let holders = operator.inspect(name).await.unwrap().holders;
+            let holders = operator.inspect(name).await.unwrap().holds;
             let is_closed = |holder: &HolderInfo| matches!(holder.state, HolderState::Closed { .. });
             holders.iter().all(is_closed).then_some(())
         })

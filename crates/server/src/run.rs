@@ -80,6 +80,9 @@ impl Running {
     }
 }
 
+/// Called once the node serves.
+type OnReady<'a> = Box<dyn FnOnce(Running) + 'a>;
+
 /// Serves until SIGTERM, SIGINT or [`Running::stop`]; blocks this thread, which must not be one of an async
 /// runtime. A second signal ends it without waiting for clients.
 ///
@@ -89,7 +92,13 @@ impl Running {
 /// [`ServeError`]: the node can't start, or had to stop. A failed write of the log, except on a full disk,
 /// aborts the process instead: the state of the disk is unknown then, and no further answer may be sent
 /// (P10).
-pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), ServeError> {
+pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), ServeError> {
+    run_node(options, Box::new(ready))
+}
+
+/// [`run`], but not generic: generic code is compiled in the caller's package, with that package's settings,
+/// and so would be everything that is generic below it, such as the handlers of HTTP.
+fn run_node(mut options: ServerOptions, ready: OnReady<'_>) -> Result<(), ServeError> {
     let tls = options.tls.as_ref().map(NodeTls::load).transpose()?;
     if let Some(tls) = &tls {
         // The certificate names this node's id.
@@ -465,7 +474,7 @@ async fn serve(
     (listener, address): (TcpListener, SocketAddr),
     http: Option<(HttpPort, SocketAddr)>,
     mut signals: Signals,
-    ready: impl FnOnce(Running),
+    ready: OnReady<'_>,
 ) -> Result<(), ServeError> {
     front.has_data(node.snapshots.clone());
     let (health, health_service) = tonic_health::server::health_reporter();

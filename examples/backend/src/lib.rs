@@ -115,7 +115,7 @@ impl Backend for MemcachedBackend {
                 locks.push(self.store.look(name).await?);
             }
             // An item may have expired meanwhile.
-            locks.retain(|lock| lock.holder_count > 0);
+            locks.retain(|lock| lock.hold_count > 0);
             locks.sort_unstable_by(|a, b| a.name.cmp(&b.name));
             Ok(locks)
         })
@@ -182,7 +182,7 @@ impl MemcachedStore {
         if attempt.wait {
             return Ok(Tried::Waits { ahead: 0, again: Duration::from_millis(50) });
         }
-        let holder = self.server.get(key, entry.limit()).await?.map(|item| shown(&item).owner);
+        let holder = self.server.get(key, entry.limit()).await?.map(|item| shown(&item).label);
         Ok(Tried::Busy(Busy { holder, queued_ahead: 0 }))
     }
 

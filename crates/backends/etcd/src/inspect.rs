@@ -85,10 +85,10 @@ impl EtcdStore {
     /// Finds which holds have ended, while their lock stays closed. `keys`: those of the holders that are
     /// shown, at the least.
     async fn with_closed(&self, mut info: LockInfo, keys: &[KeyValue]) -> Result<LockInfo, BackendError> {
-        for (holder, key) in info.holders.iter_mut().zip(keys) {
+        for (holder, key) in info.holds.iter_mut().zip(keys) {
             if let Some(left) = self.closed_for(key).await? {
                 holder.state = HolderState::Closed { left };
-                holder.owner.clear();
+                holder.label.clear();
             }
         }
         Ok(info)
@@ -302,11 +302,11 @@ fn info<'a>(
     let holders = keys.by_ref().take(held).map(holder).collect();
     let waiter = |key: &KeyValue| shown_waiter(kind(key), owner(key), Note::read(&key.value));
     LockInfo {
-        holder_count: held,
+        hold_count: held,
         waiter_count: count.saturating_sub(held),
         waiters: keys.map(waiter).collect(),
-        holders,
-        limit,
+        holds: holders,
+        permits: limit,
         ..LockInfo::free(name)
     }
 }

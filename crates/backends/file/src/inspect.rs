@@ -32,7 +32,7 @@ fn describe(store: &FileStore, record: &mut Record) -> Result<LockInfo, OsError>
         |token| state.notes.get(&token.get()).and_then(super::state::HoldNote::age),
         |token, ms| state.closed_left(token, ms),
     );
-    for holder in &mut info.holders {
+    for holder in &mut info.holds {
         holder.token = holder.token.map(|token| state.told_token(token));
     }
     Ok(info)
@@ -53,7 +53,7 @@ pub(super) async fn list(store: Arc<FileStore>, prefix: Option<LockName>) -> Res
             continue;
         }
         let info = describe(&store, &mut record)?;
-        if info.holders.is_empty() && info.waiter_count == 0 {
+        if info.holds.is_empty() && info.waiter_count == 0 {
             record.remove_if_idle()?;
         } else {
             locks.push(info);

@@ -73,7 +73,7 @@ impl Look {
         LockInfo {
             waiter_count: self.waiter_count,
             waiters: self.waiters,
-            limit: self.limit,
+            permits: self.limit,
             ..LockInfo::held_by(name, holders)
         }
     }

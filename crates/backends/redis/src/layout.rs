@@ -402,7 +402,7 @@ mod tests {
             let Value::Ours(hold) = Value::decode(&value) else { panic!("not ours: {value:?}") };
             let shown = hold.shown(None, Duration::from_secs(30), 2_001_000);
             assert_eq!(
-                (hold.id.0.as_str(), shown.token, shown.owner.as_str()),
+                (hold.id.0.as_str(), shown.token, shown.label.as_str()),
                 ("0123-7", Token::new(17), label)
             );
             assert_eq!((shown.held_for, shown.state), (Some(Duration::from_secs(2)), HolderState::Held));
@@ -418,14 +418,14 @@ mod tests {
         let Value::Ours(hold) = Value::decode(&value) else { panic!("not ours: {value:?}") };
         let shown = hold.shown(None, Duration::from_secs(29), 1_800_000_000_000_000);
         assert_eq!((shown.held_for, shown.state), (Some(Duration::from_secs(3)), HolderState::Held));
-        assert_eq!((shown.token, shown.owner.as_str()), (None, "alice"));
+        assert_eq!((shown.token, shown.label.as_str()), (None, "alice"));
     }
 
     #[test]
     fn a_waiter_record_shows_owner_mode_and_meta() {
         let record = [b"1800000000000:permit-4", &*tail(&attempt("alice", b"k=v"), "c0ffee")].concat();
         let shown = waiter(&record).unwrap();
-        assert_eq!((shown.owner.as_str(), shown.mode), ("alice", ModeKind::Permit));
+        assert_eq!((shown.label.as_str(), shown.mode), ("alice", ModeKind::Permit));
         assert_eq!(shown.meta, [("k".into(), "v".into())]);
     }
 

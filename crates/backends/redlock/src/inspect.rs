@@ -45,7 +45,7 @@ pub(super) async fn ask_majority<T, F: Future<Output = Result<T, BackendError>>>
 /// differs between servers. For another client's key: its value.
 fn holder_id(seen: &Seen) -> String {
     let id = seen.id.as_ref().map(|id| id.0.rsplit_once('.').map_or(id.0.as_str(), |(id, _)| id));
-    id.unwrap_or(&seen.info.owner).to_owned()
+    id.unwrap_or(&seen.info.label).to_owned()
 }
 
 /// A name's state on a majority of the servers.
@@ -81,5 +81,5 @@ pub(super) fn list_of_majority(lists: Vec<Vec<(LockName, Look)>>, majority: usiz
         by_name.entry(name).or_default().push(look);
     }
     let all = by_name.into_iter().map(|(name, looks)| of_majority(name, looks, majority));
-    all.filter(|info| !info.holders.is_empty() || info.waiter_count > 0).collect()
+    all.filter(|info| !info.holds.is_empty() || info.waiter_count > 0).collect()
 }

@@ -283,11 +283,11 @@ fn info(name: LockName, held: usize, count: usize, seen: &[&SeenNode]) -> LockIn
     };
     let waiter = |seen: &&SeenNode| shown_waiter(seen.kind, owner(seen), Note::read(&seen.data));
     LockInfo {
-        holder_count: held,
+        hold_count: held,
         waiter_count: count - held,
-        holders: holders.iter().map(holder).collect(),
+        holds: holders.iter().map(holder).collect(),
         waiters: waiters.iter().take(SHOWN).map(waiter).collect(),
-        limit: seen.iter().find_map(|seen| Some(permit_of(seen)?.of)),
+        permits: seen.iter().find_map(|seen| Some(permit_of(seen)?.of)),
         ..LockInfo::free(name)
     }
 }

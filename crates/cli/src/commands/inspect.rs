@@ -31,9 +31,9 @@ pub(super) async fn ls(args: Ls) -> Result<u8, Failure> {
 /// A row for each holder of a lock; for a lock without holders, one row.
 fn rows(info: &LockInfo, table: &mut Table) {
     let waiting = if info.waiter_count == 0 { String::new() } else { info.waiter_count.to_string() };
-    let limit = info.limit.map(|limit| format!("{} of {limit} permits taken", info.holder_count));
+    let limit = info.permits.map(|limit| format!("{} of {limit} permits taken", info.hold_count));
     let mut first = [info.name.to_string(), waiting, limit.unwrap_or_default()];
-    for holder in &info.holders {
+    for holder in &info.holds {
         let meta = holder.meta.iter().map(|(key, value)| format!("{key}={value}"));
         let [name, waiting, limit] = std::mem::take(&mut first);
         let notes =
@@ -42,15 +42,15 @@ fn rows(info: &LockInfo, table: &mut Table) {
             name,
             holder.token.map(|token| token.to_string()).unwrap_or_default(),
             mode_text(holder),
-            output::client(&holder.owner, &holder.identity),
+            output::client(&holder.label, &holder.identity),
             holder.held_for.map(human).unwrap_or_default(),
             waiting,
             notes.collect::<Vec<_>>().join(", "),
         ];
         if matches!(holder.state, HolderState::Revoked { .. }) { table.bad_row(row) } else { table.row(row) }
     }
-    let more = info.holder_count - info.holders.len().min(info.holder_count);
-    if info.holders.is_empty() || more > 0 {
+    let more = info.hold_count - info.holds.len().min(info.hold_count);
+    if info.holds.is_empty() || more > 0 {
         let [name, waiting, limit] = first;
         let state = if more > 0 { format!("and {more} more") } else { "free".to_owned() };
         table.row([name, String::new(), state, String::new(), String::new(), waiting, limit]);
@@ -59,17 +59,17 @@ fn rows(info: &LockInfo, table: &mut Table) {
 
 /// Formats a lock on one line.
 pub(super) fn summary(info: &LockInfo) -> String {
-    let holders: Vec<String> = info.holders.iter().map(holder_text).collect();
+    let holders: Vec<String> = info.holds.iter().map(holder_text).collect();
     let mut text =
         format!("{}  {}", info.name, if holders.is_empty() { "free".to_owned() } else { holders.join("; ") });
-    if info.holder_count > info.holders.len() {
-        text += &format!("; and {} more", info.holder_count - info.holders.len());
+    if info.hold_count > info.holds.len() {
+        text += &format!("; and {} more", info.hold_count - info.holds.len());
     }
     if info.waiter_count > 0 {
         text += &format!("  ({} waiting)", info.waiter_count);
     }
-    if let Some(limit) = info.limit {
-        text += &format!("  ({} of {limit} permits taken)", info.holder_count);
+    if let Some(limit) = info.permits {
+        text += &format!("  ({} of {limit} permits taken)", info.hold_count);
     }
     text
 }
@@ -82,18 +82,18 @@ pub(super) async fn show(args: Show) -> Result<u8, Failure> {
         output::json(&view::lock(&info))?;
         return Ok(OK);
     }
-    output::line(format!("{name}{}", if info.holders.is_empty() { ": not held" } else { "" }))?;
-    for holder in &info.holders {
+    output::line(format!("{name}{}", if info.holds.is_empty() { ": not held" } else { "" }))?;
+    for holder in &info.holds {
         output::line(format!("  {}", holder_text(holder)))?;
     }
-    if info.holder_count > info.holders.len() {
-        output::line(format!("  and {} more hold it", info.holder_count - info.holders.len()))?;
+    if info.hold_count > info.holds.len() {
+        output::line(format!("  and {} more hold it", info.hold_count - info.holds.len()))?;
     }
-    if let Some(limit) = info.limit {
-        output::line(format!("  permits: {} of {limit} taken", info.holder_count))?;
+    if let Some(limit) = info.permits {
+        output::line(format!("  permits: {} of {limit} taken", info.hold_count))?;
     }
     for (place, waiter) in info.waiters.iter().enumerate() {
-        let client = output::client(&waiter.owner, &waiter.identity);
+        let client = output::client(&waiter.label, &waiter.identity);
         output::line(format!("  {}. in the queue: {}, {}", place + 1, waiter.mode, client))?;
     }
     if info.waiter_count > info.waiters.len() {
@@ -117,7 +117,7 @@ pub(super) async fn sessions(args: Sessions) -> Result<u8, Failure> {
     for session in &sessions {
         table.row([
             session.id.to_string(),
-            output::client(&session.owner, &session.identity),
+            output::client(&session.label, &session.identity),
             session.requests.to_string(),
             human(session.ttl),
             human(session.left),

@@ -72,7 +72,7 @@ async fn until_over(locks: &Locks, name: &LockName, token: Token, limit: Duratio
         let lock = locks.inspect(name).await?;
         let has =
             |it: &HolderInfo| it.token == Some(token) && !matches!(it.state, HolderState::Closed { .. });
-        if !lock.holders.iter().any(has) {
+        if !lock.holds.iter().any(has) {
             return Ok(true);
         }
         if Instant::now() + LOOK_EVERY > end {

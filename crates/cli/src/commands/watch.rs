@@ -130,8 +130,8 @@ impl PrintedState {
 
     fn lock(&mut self, info: LockInfo) -> Result<(), Failure> {
         let now = fingerprint(&info);
-        let is_vacant = info.holders.is_empty() && info.waiter_count == 0;
-        let is_unused = is_vacant && info.limit.is_none();
+        let is_vacant = info.holds.is_empty() && info.waiter_count == 0;
+        let is_unused = is_vacant && info.permits.is_none();
         let is_news = self.known.get(&info.name).map_or(!is_unused, |before| *before != now);
         if is_news {
             let event = match () {
@@ -206,9 +206,9 @@ impl PrintedState {
 /// The fields whose change is printed, as one text; ages are left out.
 fn fingerprint(info: &LockInfo) -> String {
     let holders: Vec<_> = info
-        .holders
+        .holds
         .iter()
         .map(|holder| (holder.token, std::mem::discriminant(&holder.state), holder.mode))
         .collect();
-    format!("{holders:?} {} {:?}", info.waiter_count, info.limit)
+    format!("{holders:?} {} {:?}", info.waiter_count, info.permits)
 }

@@ -52,7 +52,7 @@ pub struct Leader {
     /// an earlier leader.
     pub token: Option<Token>,
     /// Its label.
-    pub owner: String,
+    pub label: String,
     /// The value proclaimed last; empty before the first.
     pub value: Vec<u8>,
 }
@@ -147,6 +147,6 @@ fn leader(lock: LockInfo) -> Option<Leader> {
     let leads = |holder: &HolderInfo| {
         holder.mode == ModeKind::Exclusive && !matches!(holder.state, HolderState::Closed { .. })
     };
-    let holder = lock.holders.into_iter().find(leads)?;
-    Some(Leader { token: holder.token, owner: holder.owner, value: holder.value })
+    let holder = lock.holds.into_iter().find(leads)?;
+    Some(Leader { token: holder.token, label: holder.label, value: holder.value })
 }

@@ -243,8 +243,7 @@ impl<F: Kind> PartitionMember<F> {
             FeedEvent::Changed(lock) => vec![lock],
         };
         for (lock, (id, _)) in locks.iter().filter_map(|lock| Some((lock, member(lock)?))) {
-            let is_held =
-                lock.holders.iter().any(|holder| !matches!(holder.state, HolderState::Closed { .. }));
+            let is_held = lock.holds.iter().any(|holder| !matches!(holder.state, HolderState::Closed { .. }));
             if is_held {
                 members.insert(id)
             } else {

@@ -58,7 +58,7 @@ fn sessions_are_listed_and_changes_watched() {
     assert_eq!(watch.next().unwrap().unwrap(), WatchEvent::Synced);
     let held = locks.mutex("a/b").acquire().unwrap();
     let Some(Ok(WatchEvent::Changed(changed))) = watch.next() else { panic!("a change") };
-    assert_eq!((changed.name.as_str(), changed.holder_count), ("a/b", 1));
+    assert_eq!((changed.name.as_str(), changed.hold_count), ("a/b", 1));
     assert_eq!(locks.sessions().unwrap().len(), 1);
     held.release().unwrap();
     let invalid = locks.watch(Some("a//b")).unwrap_err();

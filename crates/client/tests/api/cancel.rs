@@ -340,7 +340,7 @@ fn blocking_guards_are_dropped_and_released_without_a_runtime() {
     let locks = lockkeeper::blocking::Locks::connect("memory:cancel-blocking").unwrap();
     drop(locks.mutex("a").acquire().unwrap());
     let until = Instant::now() + DEADLINE;
-    while !locks.inspect("a").unwrap().holders.is_empty() {
+    while !locks.inspect("a").unwrap().holds.is_empty() {
         assert!(Instant::now() < until, "still held");
     }
     let held = locks.mutex("a").acquire().unwrap();

@@ -51,7 +51,7 @@ async fn a_cut_off_holder_loses_its_hold_before_the_next_grant() {
         server.advance(Duration::from_millis(100));
         lost_first |= held.lost().is_cancelled() && !next.is_finished();
         if held.loss().is_none() {
-            assert_eq!(server.client("x").list(None).await.unwrap()[0].holders[0].owner, "alice");
+            assert_eq!(server.client("x").list(None).await.unwrap()[0].holds[0].label, "alice");
         }
     }
     assert!(lost_first);

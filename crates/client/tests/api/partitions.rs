@@ -67,8 +67,7 @@ async fn death_of_a_member_moves_only_its_share_and_a_new_one_takes_only_its_own
         let owners = owners.lock().unwrap();
         let is_told = |lock: &LockInfo| {
             let index = lock.name.as_str().rsplit('/').next().unwrap().parse().ok();
-            index
-                .is_none_or(|index: u32| owners.get(&index).map(|(_, token)| *token) == lock.holders[0].token)
+            index.is_none_or(|index: u32| owners.get(&index).map(|(_, token)| *token) == lock.holds[0].token)
         };
         locks.len() == PARTITIONS as usize + 8
             && locks.iter().all(|lock| {

@@ -89,7 +89,7 @@ async fn operators_see_sessions_locks_tokens_and_the_node() {
     let other = two.mutex("c").acquire().await.unwrap();
     let sessions = two.sessions().await.unwrap();
     let [first, second] = &sessions[..] else { panic!("{sessions:?}") };
-    assert_eq!((first.owner.as_str(), first.ttl, first.requests), ("one", 12 * SECOND, 1));
+    assert_eq!((first.label.as_str(), first.ttl, first.requests), ("one", 12 * SECOND, 1));
     assert!(first.attached && first.left <= first.ttl && first.id < second.id);
     let listed = two.list(Some("a")).await.unwrap();
     assert_eq!(listed.iter().map(|lock| lock.name.as_str()).collect::<Vec<_>>(), ["a/b"]);
@@ -136,11 +136,11 @@ async fn a_watch_sends_the_state_and_then_every_change() {
     let held = locks.mutex("w/a").acquire().await.unwrap();
     let mut watch = locks.watch(Some("w")).unwrap();
     let WatchEvent::State(state) = next(&mut watch).await else { panic!("first the state") };
-    assert_eq!((state.name.as_str(), state.holders.len()), ("w/a", 1));
+    assert_eq!((state.name.as_str(), state.holds.len()), ("w/a", 1));
     assert_eq!(next(&mut watch).await, WatchEvent::Synced);
     held.release().await.unwrap();
     let WatchEvent::Changed(free) = next(&mut watch).await else { panic!("a vacancy is an event") };
-    assert!(free.name.as_str() == "w/a" && free.holders.is_empty());
+    assert!(free.name.as_str() == "w/a" && free.holds.is_empty());
     let _elsewhere = locks.mutex("other").acquire().await.unwrap();
     let _again = locks.mutex("w/b").acquire().await.unwrap();
     let WatchEvent::Changed(changed) = next(&mut watch).await else { panic!("a change") };

@@ -160,7 +160,7 @@ async fn keep_closed_applies_after_a_release_but_not_after_an_abandoned_acquire(
     let before = lockkeeper_backend::BootInstant::now();
     assert_eq!(a.finish(held).await, End::Released);
     let shown = within(backend.inspect(name("x"))).await.unwrap();
-    assert!(matches!(shown.holders[0].state, HolderState::Closed { .. }), "{shown:?}");
+    assert!(matches!(shown.holds[0].state, HolderState::Closed { .. }), "{shown:?}");
     let (again, _) = a.take(request("x")).await;
     assert!(lockkeeper_backend::BootInstant::now() - before >= Duration::from_millis(300));
     assert_eq!(a.finish(again).await, End::Released);
@@ -206,7 +206,7 @@ async fn several_names_have_one_token_and_leave_nothing_behind_when_one_is_busy(
         let status = within(backend.check_token(name(lock), granted.token.unwrap())).await.unwrap();
         assert_eq!(status, TokenStatus::Current, "{lock}");
         let shown = within(backend.inspect(name(lock))).await.unwrap();
-        assert_eq!(shown.holders[0].token, granted.token);
+        assert_eq!(shown.holds[0].token, granted.token);
     }
     let (_, answer) = b.acquire(super::AcquireRequest { wait: false, ..request_all(&["a", "y"]) }).await;
     assert!(matches!(answer, Answer::Busy(_)), "{answer:?}");
@@ -246,7 +246,7 @@ async fn a_break_notifies_the_holder_which_keeps_the_lock() {
     };
     assert_eq!(seq, held);
     let shown = within(backend.inspect(name("x"))).await.unwrap();
-    let HolderState::Revoked { reason, .. } = &shown.holders[0].state else { panic!("{shown:?}") };
+    let HolderState::Revoked { reason, .. } = &shown.holds[0].state else { panic!("{shown:?}") };
     assert_eq!(reason, "stuck");
     let (_, answer) = a.acquire(super::AcquireRequest { wait: false, ..request("x") }).await;
     assert!(matches!(answer, Answer::Busy(_)), "still held: {answer:?}");

@@ -160,7 +160,7 @@ pub(super) fn looked(rows: &[Row]) -> Result<Vec<LockInfo>, BackendError> {
         }
         let Some(lock) = locks.last_mut() else { continue };
         let permits: Option<i32> = column(row, 11)?;
-        lock.limit = permits.and_then(|permits| u32::try_from(permits).ok());
+        lock.permits = permits.and_then(|permits| u32::try_from(permits).ok());
         let (owner, meta): (String, Vec<u8>) = (column(row, 4)?, column(row, 10)?);
         let permit: bool = column(row, 2)?;
         let mode = if permit { ModeKind::Permit } else { ModeKind::Exclusive };
@@ -175,8 +175,8 @@ pub(super) fn looked(rows: &[Row]) -> Result<Vec<LockInfo>, BackendError> {
         let (slot, age): (i32, Option<i64>) = (column(row, 3)?, column(row, 5)?);
         let state = state(row)?;
         let owner = if matches!(state, HolderState::Closed { .. }) { String::new() } else { owner };
-        lock.holder_count += 1;
-        lock.holders.push(HolderInfo {
+        lock.hold_count += 1;
+        lock.holds.push(HolderInfo {
             token: token(held),
             mode,
             slot: permit.then(|| u32::try_from(slot).unwrap_or(0)),

@@ -139,7 +139,7 @@ fn print(name: &LockName, leader: Option<&Leader>, json: bool) -> Result<(), Fai
         none if none.is_empty() => String::new(),
         value => format!(": {value}"),
     };
-    output::line(format!("`{}`: {} leads{token}{value}", name.as_str(), leader.owner))
+    output::line(format!("`{}`: {} leads{token}{value}", name.as_str(), leader.label))
 }
 
 /// A leader, with the names that the same fields have in a hold (docs/json.md).
@@ -157,6 +157,6 @@ struct LeaderView {
 impl From<&Leader> for LeaderView {
     fn from(leader: &Leader) -> Self {
         let (value, value_base64) = shown(leader.value.clone());
-        Self { token: leader.token.map(Token::get), label: leader.owner.clone(), value, value_base64 }
+        Self { token: leader.token.map(Token::get), label: leader.label.clone(), value, value_base64 }
     }
 }

@@ -59,7 +59,7 @@ pub(super) async fn acquire(
     // Without a token, or a look at the lock, the list is believed.
     let is_held = locks.inspect(name).await.map_or(true, |info| {
         let has = |own: Option<lockkeeper::Token>| own.is_none_or(|own| own.to_string() == token);
-        token.is_empty() || info.holders.iter().any(|holder| has(holder.token))
+        token.is_empty() || info.holds.iter().any(|holder| has(holder.token))
     });
     if is_held {
         return Ok(Waited::ForItself);

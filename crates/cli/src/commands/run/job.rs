@@ -121,7 +121,7 @@ async fn broken(locks: &Locks, name: &LockName, guard: &Guard<Unfenced>) -> Opti
         return Some(format!("{} broke it: {:?}", notice.by, notice.reason));
     }
     let info = timeout(BREAK_LOOK, locks.inspect(name)).await.ok()?.ok()?;
-    let holder = info.holders.into_iter().find(|holder| holder.token == guard.token_hint())?;
+    let holder = info.holds.into_iter().find(|holder| holder.token == guard.token_hint())?;
     match holder.state {
         HolderState::Revoked { reason, by } => Some(format!("{by} broke it: {reason:?}")),
         _ => None,

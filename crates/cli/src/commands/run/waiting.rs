@@ -128,11 +128,11 @@ async fn describe(locks: &Locks, name: &LockName, ahead: u64) -> String {
     let mut text = format!("waiting for `{}`", name.as_str());
     // Details that are not available are left out, since the wait itself continues.
     if let Ok(lock) = locks.inspect(name).await
-        && let Some(holder) = lock.holders.first()
+        && let Some(holder) = lock.holds.first()
     {
         text = format!("{text}, {}", held_by(holder));
-        if lock.holder_count > 1 {
-            text = format!("{text} and {} more", lock.holder_count - 1);
+        if lock.hold_count > 1 {
+            text = format!("{text} and {} more", lock.hold_count - 1);
         }
     }
     if ahead != UNKNOWN {
@@ -147,7 +147,7 @@ fn held_by(holder: &HolderInfo) -> String {
         return output::state_text(&holder.state).unwrap_or_default();
     }
     let held_for = holder.held_for.map(|held| format!(", for {}", output::human(held))).unwrap_or_default();
-    format!("held by {}{held_for}", holder.owner)
+    format!("held by {}{held_for}", holder.label)
 }
 
 /// Why the lock is not free. If the lock service's own answer names no holder, the lock is looked at.
@@ -156,7 +156,7 @@ pub(super) async fn why_busy(locks: &Locks, name: &LockName, busy: Option<&Busy>
         return Some(busy.to_string());
     }
     let looked = tokio::time::timeout(LOOKS, locks.inspect(name)).await;
-    let holder = looked.ok().and_then(Result::ok).and_then(|lock| lock.holders.first().map(held_by));
+    let holder = looked.ok().and_then(Result::ok).and_then(|lock| lock.holds.first().map(held_by));
     holder.or_else(|| busy.map(Busy::to_string))
 }
 

@@ -35,12 +35,12 @@ fn token(value: u64) -> Result<Token, BackendError> {
 pub(super) fn lock(lock: v1::Lock) -> Result<LockInfo, BackendError> {
     Ok(LockInfo {
         name: LockName::parse(&lock.name).map_err(nonsense)?,
-        holder_count: usize::try_from(lock.hold_count).unwrap_or(usize::MAX),
-        holders: lock.holds.into_iter().map(hold).collect::<Result<_, _>>()?,
+        hold_count: usize::try_from(lock.hold_count).unwrap_or(usize::MAX),
+        holds: lock.holds.into_iter().map(hold).collect::<Result<_, _>>()?,
         waiter_count: usize::try_from(lock.waiter_count).unwrap_or(usize::MAX),
         waiters: lock.waiters.into_iter().map(waiter).collect::<Result<_, _>>()?,
-        limit: lock.permits,
-        limit_stored: lock.permits_stored,
+        permits: lock.permits,
+        permits_stored: lock.permits_stored,
     })
 }
 
@@ -58,7 +58,7 @@ fn hold(hold: v1::Hold) -> Result<HolderInfo, BackendError> {
             v1::HoldState::Closed => HolderState::Closed { left: Duration::from_millis(hold.closed_for_ms) },
             v1::HoldState::Unspecified => return Err(nonsense("the state of a hold is unknown")),
         },
-        owner: hold.label,
+        label: hold.label,
         identity: hold.identity,
         meta: decode_meta(&hold.meta),
         value: hold.value,
@@ -70,7 +70,7 @@ fn waiter(waiter: v1::Waiter) -> Result<WaiterInfo, BackendError> {
         session: Some(waiter.session),
         mode: mode(waiter.mode())?,
         subtree: waiter.subtree,
-        owner: waiter.label,
+        label: waiter.label,
         identity: waiter.identity,
         meta: decode_meta(&waiter.meta),
     })
@@ -79,7 +79,7 @@ fn waiter(waiter: v1::Waiter) -> Result<WaiterInfo, BackendError> {
 pub(super) fn session(session: v1::Session) -> SessionInfo {
     SessionInfo {
         id: session.id,
-        owner: session.label,
+        label: session.label,
         identity: session.identity,
         ttl: Duration::from_millis(session.ttl_ms),
         lock_delay: Duration::from_millis(session.lock_delay_ms),

@@ -111,7 +111,7 @@ async fn the_address_of_a_follower_is_sufficient_for_a_client() {
     loop {
         let event = tokio::time::timeout(DEADLINE, watch.next()).await.expect("an event was due");
         if let Some(Ok(WatchEvent::State(lock) | WatchEvent::Changed(lock))) = event
-            && lock.holders.iter().any(|holder| holder.token == Some(token))
+            && lock.holds.iter().any(|holder| holder.token == Some(token))
         {
             break;
         }
