@@ -36,7 +36,7 @@ struct SessionInner {
     backend: Arc<dyn Backend>,
     spec: Spec,
     label: String,
-    /// Sends the loop the push channel of each further session that this `Session` opens at the service.
+    /// Passes the loop the push channel of each session opened at the service after the first.
     streams: UnboundedSender<PushStream>,
     clock: Clock,
     lease_thread: LeaseThread,
@@ -116,7 +116,7 @@ enum RequestProgress {
     Released(Releasing),
 }
 
-/// What a caller that waits for a hold is to be called with.
+/// Callbacks to a caller that waits for a hold.
 #[derive(Clone, Copy)]
 pub(crate) struct Callbacks<'a> {
     /// Its position in the queue.
@@ -341,8 +341,7 @@ impl SessionInner {
         self.feed(state, event);
     }
 
-    /// Records why the lease is not renewed, and why a caller's call is not served: the machine knows only
-    /// that it is not.
+    /// Records why a renewal or a caller's call failed. The machine is given no reasons, only the failures.
     fn note(&self, state: &SessionState, call: CallId, result: &CallResult) {
         match (state.machine.kind_of(call), result) {
             (Some(CallKind::Open { .. } | CallKind::KeepAlive), result) => {

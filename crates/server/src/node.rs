@@ -29,10 +29,10 @@ use crate::observe;
 use crate::peers::{Arrived, Peers};
 use crate::traces::AcquireTracer;
 
-/// The requests handled in one turn, by their weight in the inbox: those that take about [`TURN`]. The next
-/// turn may be of others, so this bounds how long a caller waits for what another one has asked.
+/// The requests handled in one turn, by their weight in the inbox: those that take about [`TURN`]. Bounds how
+/// long a caller waits for the requests of another, since the next turn may be another caller's.
 const TURN_REQUESTS: usize = 1 << 8;
-/// See [`TURN_REQUESTS`]: as measured.
+/// Measured duration of a turn of [`TURN_REQUESTS`].
 const TURN: Duration = Duration::from_micros(500);
 /// Most requests handled in one turn, see [`turn_requests`]. Bounds the delay of keep-alives.
 const TURN_REQUESTS_MAX: usize = 1 << 14;

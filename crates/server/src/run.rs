@@ -147,7 +147,7 @@ pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<()
                 node: options.node.unwrap_or_default(),
             })?;
             // Otherwise a service manager that starts the nodes one after the other would wait for the first
-            // one, and that for the second.
+            // node, which waits for the second.
             notify(NotifyState::Ready);
             let (keeper, told) = (disk.clone(), options.clone());
             let keep = move |candidate: &Candidate| data::stand(&keeper, &told, candidate);

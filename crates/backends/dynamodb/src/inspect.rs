@@ -119,7 +119,7 @@ fn live(item: Option<&LockItem>) -> Vec<Token> {
     holders.filter(|held| held.revocation.is_none()).filter_map(|held| held.token).collect()
 }
 
-/// `item`: the lock's item, if it has one. Waiters leave no trace at DynamoDB.
+/// `item`: the lock's item, if it has one. Waiters are unknown: they write nothing to DynamoDB.
 fn info(name: LockName, item: Option<&LockItem>) -> LockInfo {
     let holder = |(owner, held): (&String, &ItemHolder)| {
         let shown = shown_owner(owner, held);

@@ -1,7 +1,7 @@
 //! A Redis cluster: each name is stored on one node, which is used like a single server.
 //!
 //! This module finds the node. It reads the map of slots again whenever a call has no usable reply: a node
-//! may be gone, or a slot may have migrated. Callers repeat such calls until the new map is there.
+//! may be gone, or a slot may have migrated. Callers repeat such calls until the new map is read.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -261,8 +261,7 @@ impl Store for Cluster {
         })
     }
 
-    /// A slot that has moved is no reason to leave a release without an answer: the map is read again, and
-    /// the call repeated.
+    /// If the slot has moved, reads the map again and repeats the call, so that a release gets an answer.
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
         Box::pin(async move {
             let until = Instant::now() + entry.limit();

@@ -21,7 +21,7 @@ use super::scripts::{SCRIPTS, Script};
 use super::slots::{Range, ranges};
 use super::store::RedisStore;
 
-/// The entry of calls that concern a whole name.
+/// Used as the entry id in calls about a whole name.
 const NO_ENTRY: EntryId = EntryId(String::new());
 /// How many waiters an inspection lists.
 const WAITERS_SHOWN: usize = 20;
@@ -31,9 +31,8 @@ const LIMIT: Duration = Duration::from_secs(5);
 const KEYS_MAX: u64 = 1_000_000;
 /// Keys that one `SCAN` step visits.
 const STEP: usize = 1000;
-/// Largest number of steps of one `SCAN`. The densest table that is scanned needs a thousand; Redis passes up
-/// to ten empty places for each key of a step, so that this is enough for a table that was a hundred times as
-/// large before.
+/// Largest number of steps of one `SCAN`. A dense table of [`KEYS_MAX`] keys needs a thousand. Redis skips up
+/// to ten empty buckets for each key of a step, so this suffices for a table that has shrunk to a hundredth.
 const STEPS_MAX: usize = 10_000;
 
 /// The state of a name on one server.
@@ -166,7 +165,7 @@ fn broken(answer: &Value) -> Option<Broken> {
     })
 }
 
-/// Decodes the reply of `inspect.lua`. `Err`: the type of the lock's key, which is none of a lock.
+/// Decodes the reply of `inspect.lua`. `Err`: the lock's key has this type, which is not a lock's.
 fn look(answer: &Value) -> Option<Result<Look, &str>> {
     let mut items = Items::of(answer)?;
     let (now, kind, value) = (items.number()?, items.word()?, items.bytes()?);
@@ -223,7 +222,7 @@ impl RedisStore {
         look.map_err(|kind| self.wrong_type(name, kind))
     }
 
-    /// The error for a reply that is none of the command's.
+    /// The error for a reply that the command never gives.
     pub(super) fn unexpected(&self, command: &str, reply: &Value) -> BackendError {
         refusal::unexpected(&self.link.server(), command, reply)
     }
@@ -248,8 +247,8 @@ impl RedisStore {
         Ok(names)
     }
 
-    /// Adds the names of locks at and below `below` whose keys of a type, the lock's own or those of queues,
-    /// fit the pattern.
+    /// Scans the keys of a type (lock keys or queues) that match the pattern, and adds the names of their
+    /// locks at and below `below`.
     async fn scan(
         &self,
         pattern: &str,
@@ -304,7 +303,7 @@ impl RedisStore {
         let mut ours = BTreeSet::new();
         for ((name, get), answer) in names.into_iter().zip(commands).zip(answers) {
             let answer = match answer {
-                // Its type has changed since the scan.
+                // The key's type has changed since the scan.
                 Value::ServerError(error) if error.code() == "WRONGTYPE" => continue,
                 // Repeated if the refusal may pass; otherwise this fails.
                 Value::ServerError(_) => self.ask(get).await?,
@@ -355,8 +354,8 @@ impl RedisStore {
         }
     }
 
-    /// A replica may lack locks: what it shows must not pass for all there are. Asked after the call, so that
-    /// it covers a server that was demoted before.
+    /// An error if the server is a replica, which may lack locks. Called after the read, so that it also
+    /// detects a server that was demoted before the read.
     async fn refuse_replica(&self) -> Result<(), BackendError> {
         let asked = self.link.send_all(Over::Runtime, &[role::ask()], deadline()).await;
         let answers = asked.map_err(|failure| self.unanswered(failure))?;

@@ -53,7 +53,7 @@ pub use {
     store::{RedisStore, open_store},
 };
 
-/// What users see of it.
+/// Name, features and pages of the backend, for users.
 pub const INFO: BackendInfo = BackendInfo {
     example: "redis://host",
     summary: "Redis: one server, its replicas by sentinels, or a cluster",

@@ -41,8 +41,8 @@ pub(super) async fn ask_majority<T, F: Future<Output = Result<T, BackendError>>>
     Err(too_few(&what, errors.iter().map(|(name, error)| (*name, error.to_string())), kinds))
 }
 
-/// Identifies one holder across the keys of several servers. For an entry: its id without the number, which
-/// differs between servers. For another client's key: its value.
+/// Identifies one holder across servers: for an entry, its id without the last part, which differs between
+/// servers; for another client's key, the value.
 fn holder_id(seen: &Seen) -> String {
     let id = seen.id.as_ref().map(|id| id.0.rsplit_once('.').map_or(id.0.as_str(), |(id, _)| id));
     id.unwrap_or(&seen.info.owner).to_owned()
@@ -69,7 +69,7 @@ pub(super) fn of_majority(name: LockName, looks: Vec<Look>, majority: usize) -> 
     LockInfo { waiter_count, waiters, ..LockInfo::held_by(name, holders) }
 }
 
-/// The oldest of one holder's keys: all belong to the same hold.
+/// Of one holder's keys on several servers, the oldest.
 fn eldest(infos: Vec<HolderInfo>) -> Option<HolderInfo> {
     infos.into_iter().max_by_key(|info| info.held_for.unwrap_or(Duration::ZERO))
 }

@@ -59,7 +59,7 @@ use self::majority::majority_of;
 use self::server::QuorumServer;
 use self::store::RedlockStore;
 
-/// What users see of it.
+/// Name, features and pages of the backend, for users.
 pub const INFO: BackendInfo = BackendInfo {
     example: "redlock://a,b,c,d,e",
     summary: "a majority of independent Redis servers",

@@ -35,7 +35,7 @@ use session::{CurrentSession, Ensemble};
 use settings::Settings;
 use store::ZooKeeperStore;
 
-/// What users see of it.
+/// Name, features and pages of the backend, for users.
 pub const INFO: BackendInfo = BackendInfo {
     example: "zookeeper://a,b,c",
     summary: "ZooKeeper, in the layout of Curator's locks",

@@ -1,4 +1,4 @@
-//! What this client knows of the nodes of its entries.
+//! The nodes of this client's lease-store entries, and what each entry waits for.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,18 +13,18 @@ pub(super) struct Node {
     pub(super) path: String,
     /// The transaction that created it: the token.
     pub(super) czxid: i64,
-    /// Of its data, which a break changes.
+    /// Version of its data, which a break changes.
     pub(super) version: i32,
 }
 
-/// An entry's place in the queue.
+/// An entry's node in a lock's queue.
 #[derive(Clone, Debug)]
 pub(super) struct QueuePlace {
-    /// The session at the servers, with which the node ends.
+    /// The ZooKeeper session of the node, which is ephemeral.
     pub(super) session: SessionId,
-    /// Part of the node's name, by which it is found if the answer to its creation was lost.
+    /// Part of the node's name: finds the node if the answer to its creation was lost.
     pub(super) guid: String,
-    /// `None` until it was created or found.
+    /// `None` until the node is known to exist.
     pub(super) node: Option<Node>,
     pub(super) holds: bool,
 }
@@ -42,7 +42,7 @@ struct PlacesState {
     ended: EndedEntries,
 }
 
-/// Ends the record of a sweep when dropped.
+/// Marks a GUID as being swept until it is dropped.
 pub(super) struct Sweeping(Arc<Mutex<HashSet<String>>>, String);
 
 impl Drop for Sweeping {
@@ -51,10 +51,10 @@ impl Drop for Sweeping {
     }
 }
 
-/// What a waiter waits for, as of the last time that it read the queue.
+/// What a waiter waits for, as of its latest read of the queue.
 #[derive(Clone, Debug)]
 pub(super) struct RestingWait {
-    /// The nodes of which one has to change or end first, each with the version of its data.
+    /// The watched nodes, each with the version of its data.
     pub(super) awaited: Vec<(String, i32)>,
     /// How many waiters are ahead.
     pub(super) ahead: u64,
@@ -62,7 +62,7 @@ pub(super) struct RestingWait {
 
 struct WatchedPlace {
     place: QueuePlace,
-    /// While its watch has not fired.
+    /// Set while the entry's watch has not fired.
     wait: Option<RestingWait>,
     /// Cancels the entry's watch when dropped.
     _watch: Option<oneshot::Sender<()>>,
@@ -73,8 +73,7 @@ impl QueuePlaces {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The entry's GUID and node, if it has them in this session; otherwise a new GUID. `None` if the entry
-    /// was ended.
+    /// The entry's GUID and node in this session, or a new GUID. `None` if the entry was ended.
     pub(super) fn begin(&self, entry: &EntryId, session: SessionId) -> Option<(String, Option<Node>)> {
         let mut state = self.state();
         if state.ended.contains(entry) {
@@ -90,7 +89,7 @@ impl QueuePlaces {
         Some((guid, None))
     }
 
-    /// Returns whether the entry has a place.
+    /// Stores the entry's node. `false`: the entry was ended.
     #[must_use]
     pub(super) fn set(&self, entry: &EntryId, node: Node) -> bool {
         self.state().of_entries.get_mut(entry).map(|known| known.place.node = Some(node)).is_some()
@@ -128,7 +127,7 @@ impl QueuePlaces {
         receiver
     }
 
-    /// The GUID of the entry's place.
+    /// The GUID of the entry's node.
     pub(super) fn guid_of(&self, entry: &EntryId) -> Option<String> {
         self.state().of_entries.get(entry).map(|known| known.place.guid.clone())
     }
@@ -139,13 +138,13 @@ impl QueuePlaces {
         state.of_entries.get(entry).filter(|known| known.place.session == session)?.place.node.clone()
     }
 
-    /// Takes the entry's place out, and cancels its watch.
+    /// Removes the entry, and cancels its watch.
     pub(super) fn take(&self, entry: &EntryId) -> Option<QueuePlace> {
         self.state().of_entries.remove(entry).map(|known| known.place)
     }
 
-    /// As [`Self::take`], for an entry that is ended. With `doubt`, an attempt may be under way that waits
-    /// for a session, maybe for another one than that of the entry's place: it does not begin any more.
+    /// As [`Self::take`], for an entry that is ended. `doubt`: an attempt may be waiting for a session,
+    /// perhaps a later one than the entry's; it will not begin any more.
     pub(super) fn end(&self, entry: &EntryId, doubt: bool) -> Option<QueuePlace> {
         let mut state = self.state();
         if doubt {
@@ -154,7 +153,7 @@ impl QueuePlaces {
         state.of_entries.remove(entry).map(|known| known.place)
     }
 
-    /// Puts a place back that was taken out, unless there is another by now.
+    /// Restores a removed entry, unless it has a new node by now.
     pub(super) fn put_back(&self, entry: &EntryId, place: QueuePlace) {
         self.state().of_entries.entry(entry.clone()).or_insert(WatchedPlace {
             place,
@@ -163,7 +162,7 @@ impl QueuePlaces {
         });
     }
 
-    /// Records that the nodes of a GUID are being deleted; `None` if they are already.
+    /// Marks a GUID as being swept; `None` if it is being swept already.
     pub(super) fn begin_sweep(&self, guid: &str) -> Option<Sweeping> {
         let is_new = self.sweeping.lock().unwrap_or_else(PoisonError::into_inner).insert(guid.to_owned());
         is_new.then(|| Sweeping(self.sweeping.clone(), guid.to_owned()))
@@ -177,8 +176,8 @@ impl QueuePlaces {
     }
 }
 
-/// A GUID in Curator's form, made of the entry's id, which is unique: its first 24 digits are random, the
-/// last 8 its number.
+/// A GUID in Curator's form, derived from the entry's unique id: 24 random digits, and the 8 digits of the
+/// entry's number.
 fn guid(entry: &EntryId) -> String {
     let (session, seq) = entry.0.split_once('-').unwrap_or((&entry.0, "0"));
     let seq: u64 = seq.parse().unwrap_or_default();

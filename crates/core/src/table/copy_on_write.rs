@@ -13,8 +13,8 @@ use crate::types::SessionId;
 
 /// Copy-on-write buffer: the encoded items of old states, until the iterator writes them out.
 ///
-/// Split into chunks, because commands may change all entries before the next piece, and writing or freeing
-/// one chunk must take a short time.
+/// Split into chunks, because commands may change all entries between two pieces of the snapshot, and writing
+/// or freeing one chunk must take a short time.
 #[derive(Default)]
 pub(super) struct CopyOnWriteBuffer {
     chunks: VecDeque<Vec<u8>>,

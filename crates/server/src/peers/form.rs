@@ -23,7 +23,7 @@ use crate::error::ServeError;
 use crate::observe::notify;
 use crate::tls::NodeTls;
 
-/// How often the state of the other nodes is looked at; a change is logged then.
+/// The interval at which the state of the other nodes is checked; changes are logged.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// After this time, the state is logged again although it has not changed.
 const SAY_AGAIN: Duration = Duration::from_secs(30);

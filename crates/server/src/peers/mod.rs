@@ -281,7 +281,7 @@ struct Links {
     lost: Vec<u64>,
     /// Peers for which messages were dropped, not reported yet.
     missed: BTreeSet<u64>,
-    /// The sockets were polled, and their input was not read since.
+    /// The sockets were polled, and their input was not read since then.
     has_looked: bool,
 }
 

@@ -7,7 +7,7 @@
 //!
 //! | file | content |
 //! | --- | --- |
-//! | `note`, `sql` | what connections show to others, as comments and names; the statements, and what their rows mean |
+//! | `note`, `sql` | what connections show to others, as comments and names; the statements and their rows |
 //! | `connection` | the connections for locks and the query connection; they know of no request |
 //! | `request` | one acquire and its hold: the state that its calls share |
 //! | `monitor` | detects losses, receives breaks |

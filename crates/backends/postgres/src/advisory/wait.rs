@@ -48,8 +48,8 @@ pub(super) async fn wait(shared: &Shared, claim: Claim) -> Acquired {
     }
 }
 
-/// Cancels the statement of a wait, and releases the lock if that was granted meanwhile (DistributedLock
-/// issue 147). The connection is closed, since a late cancel could hit its next statement. If the cancelled
+/// Cancels the statement of a wait, and releases the lock if it was granted meanwhile (DistributedLock issue
+/// 147). The connection is closed, since a late cancel could hit its next statement. If the cancelled
 /// statement does not end in time, the server process is terminated.
 async fn abandon<T>(claim: Claim, waiting: impl Future<Output = Result<T, NoAnswer>>) -> Acquired {
     let connection = claim.used.connection.clone();

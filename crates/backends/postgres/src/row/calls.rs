@@ -84,8 +84,8 @@ pub(super) struct Acquired {
     pub(super) permits: Option<i32>,
     pub(super) holder: Option<String>,
     pub(super) ahead: u64,
-    /// How long what blocks the request lasts at most: a hold with its closed time, or a waiter ahead if the
-    /// lock is free.
+    /// The longest remaining time of what blocks the request: a hold with its closed time, or, if the lock is
+    /// free, a waiter ahead.
     pub(super) left: Option<Duration>,
 }
 
@@ -208,7 +208,7 @@ fn state(row: Option<&Row>) -> Result<HolderState, BackendError> {
 pub(super) fn mode(mode: Mode) -> (bool, Option<i32>) {
     match mode {
         Mode::Permit { of } => (true, of.and_then(|of| i32::try_from(of).ok())),
-        // Shared holds are refused earlier (`Capabilities::shared`).
+        // Shared requests were refused before (`Capabilities::shared`).
         Mode::Exclusive | Mode::Shared => (false, None),
     }
 }

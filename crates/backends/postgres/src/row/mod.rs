@@ -41,7 +41,7 @@ const CONNECTIONS_MOST: usize = 1000;
 /// Maximum number of waiters that `inspect` lists per lock.
 const WAITERS_SHOWN: i32 = 100;
 
-/// Functions needed to lock and to inspect, and the last one to break holds.
+/// The functions that the library calls.
 const FUNCTIONS: &[&str] = &[
     "row_acquire(text, text, boolean, integer, bigint, bigint, boolean, text, bytea, text)",
     "row_renew(text[], text[], bigint[])",

@@ -81,8 +81,8 @@ impl RowStore {
             let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
             let ids: Vec<&str> = entries.iter().map(|entry| entry.id.0.as_str()).collect();
             let ttls: Vec<i64> = entries.iter().map(|entry| ms(entry.ttl)).collect();
-            // On the listening connection, where renewals don't queue behind other calls. If the server
-            // allows no connection for it, they share the pool: a late renewal is better than none.
+            // Renewals use the listening connection, so that they don't queue behind other calls. Without a
+            // listening connection they use the pool: a late renewal is better than none.
             let own = self.listening.borrow().connection.clone();
             let answered = self.database.call_on(own.as_deref(), limit, &RENEW, &[&names, &ids, &ttls]).await;
             let rows = answered.map_err(|failure| self.unanswered(failure, "renew"))?;
