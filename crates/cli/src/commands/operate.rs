@@ -13,7 +13,7 @@ use crate::output;
 use crate::settings;
 use crate::view;
 
-/// The interval at which `break --wait` looks whether the hold has ended.
+/// The interval at which `break --wait` checks whether the hold has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// The name of the user who runs this program.
@@ -64,8 +64,8 @@ struct BrokenView {
     over: Option<bool>,
 }
 
-/// Polls until the hold with this token has ended, at most for `limit`. Returns whether it has. Its token is
-/// not current as soon as it is being broken, so it is looked for among the holders.
+/// Polls until the hold with this token has ended, at most for `limit`. Returns whether it has. Searches the
+/// holders for the token, since the token is no longer current once the break has begun.
 async fn until_over(locks: &Locks, name: &LockName, token: Token, limit: Duration) -> Result<bool, Failure> {
     let end = Instant::now() + limit;
     loop {

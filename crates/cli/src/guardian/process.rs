@@ -228,7 +228,8 @@ impl Guardian {
                     continue;
                 }
                 DeadlineStep::Kill => {
-                    // First, since it needs no scan, which needs descriptors of the system.
+                    // First the command itself, by its id: a scan of `/proc` needs descriptors, which the
+                    // system may refuse.
                     if let Some(command) = self.command {
                         let _ = kill(command, Signal::SIGKILL);
                     }
@@ -279,8 +280,8 @@ impl Guardian {
         }
     }
 
-    /// Reports signals to the wrapper, which decides what they mean. Without a wrapper the job is being ended
-    /// in any case.
+    /// Reports signals to the wrapper, which decides about them. Without a wrapper the job is being ended
+    /// already.
     fn take_signals(&mut self, channel: &mut Option<Channel>) {
         while let Ok(Some(got)) = self.signals.read_signal() {
             let signal = got.ssi_signo.cast_signed();
@@ -332,8 +333,8 @@ impl Guardian {
                 continue;
             }
             if libc::WIFSTOPPED(status) {
-                // A command that was stopped in the wrapper's group, by SIGSTOP to it alone, does not stop
-                // the renewals.
+                // A command in the wrapper's group that was stopped by a SIGSTOP to the command alone must
+                // not stop the renewals.
                 if (self.reports_stop || self.own_group(pid).is_some())
                     && let Some(open) = channel
                 {
@@ -364,8 +365,8 @@ impl Guardian {
 
     fn forward(&self, command: Pid, signal: Signal) {
         let _ = match self.own_group(command) {
-            // Ctrl-Z stops a whole group, and the kernel ignores SIGTSTP in this one: no parent of its
-            // members is in the session.
+            // Ctrl-Z stops a whole group. SIGSTOP, because the kernel ignores SIGTSTP in this orphaned
+            // process group.
             Some(group) if signal == Signal::SIGTSTP => killpg(group, Signal::SIGSTOP),
             _ => kill(command, signal),
         };
@@ -393,7 +394,7 @@ impl Guardian {
         };
     }
 
-    /// Handles processes that the command has left. Returns whether they may run on without the lock.
+    /// Handles descendants that outlive the command. Returns whether they may continue without the lock.
     fn is_released(&mut self, channel: &mut Option<Channel>) -> bool {
         if self.command.is_some() || self.left_behind_told || !self.tell_left_behind(channel) {
             return false;
@@ -411,7 +412,7 @@ impl Guardian {
         }
     }
 
-    /// Reports the processes that the command has left. Returns false if there are none.
+    /// Reports descendants that outlive the command. Returns false if there are none.
     fn tell_left_behind(&mut self, channel: &mut Option<Channel>) -> bool {
         let alive: Vec<_> = tree::descendants()
             .iter()
@@ -465,8 +466,8 @@ fn outcome(status: i32) -> CommandEnd {
 fn spawn(startup: &Startup) -> Result<Pid, Errno> {
     let (program, arguments) = startup.argv.split_first().ok_or(Errno::EINVAL)?;
     let inherited = startup.inherited;
-    // It must inherit the environment as it is (`Command` would copy a changed one before the command's id is
-    // known).
+    // The command must inherit the environment in place: `Command` would copy a changed one before the
+    // command's id is known.
     let mut command = Command::new(program);
     command.args(arguments);
     // SAFETY: this process has one thread, and does not change its environment.

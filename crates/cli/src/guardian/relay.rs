@@ -28,14 +28,14 @@ const GUARDIAN_MAX: usize = 16;
 /// How long the witness may take to answer.
 const ANSWER_NS: u64 = 1_000_000_000;
 
-/// Where the command is.
+/// The process group of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CommandPlace {
     /// In the wrapper's process group.
     WithWrapper,
     /// In another group, as `timeout` and `setsid` put it.
     Elsewhere,
-    /// It has ended; others remain.
+    /// The command has ended; descendants remain.
     Ended,
 }
 
@@ -46,13 +46,13 @@ pub(crate) enum RelayStep {
     Wait(Option<u64>),
     /// Ask the witness, and pass its answer to [`Relay::answered`].
     Ask,
-    /// The witness does not answer: do without.
+    /// The witness did not answer in time: decide without it.
     GiveUp,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Relay {
-    /// Undecided signals in the order of their arrival, and when they came.
+    /// Undecided signals with their times of arrival, in that order.
     waiting: VecDeque<(Signal, u64)>,
     ask_at: Option<u64>,
     /// The pending question to the witness: how many of `waiting` it covers, and when it times out.

@@ -73,7 +73,7 @@ fn pidfd_open(pid: i32) -> Option<OwnedFd> {
     }
 }
 
-/// Reads one process by its id; `None` if there is none.
+/// Reads a process from `/proc` by its id; `None` if there is none.
 pub(crate) fn look(pid: i32) -> Option<ProcessInfo> {
     parse_stat(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
 }

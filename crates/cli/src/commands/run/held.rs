@@ -1,4 +1,4 @@
-//! Locks held by the wrappers above this process. A wait for one of them would never end: its wrapper
+//! Locks held by the wrappers above this process. Waiting for such a lock would never end: the wrapper
 //! releases it only after this process has ended.
 //!
 //! `LOCKKEEPER_HELD` lists them, the innermost last: a line of lock service, name and token for each,

@@ -19,7 +19,7 @@ use crate::guardian::{
 };
 use crate::output::say;
 
-/// Time limit for the question who broke a hold.
+/// Time limit for asking the lock service who broke a hold.
 const BREAK_LOOK: Duration = Duration::from_secs(1);
 
 /// Limits on the command's run time.

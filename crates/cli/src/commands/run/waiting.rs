@@ -21,10 +21,11 @@ use crate::progress::ProgressLine;
 pub(super) enum Waited {
     Acquired(Guard<Unfenced>),
     Busy(Busy),
-    /// With the refusal of the last attempt, if it was refused.
+    /// The duration of the wait, and the refusal of the last attempt, if it was refused.
     TimedOut(Duration, Option<Arc<str>>),
     Interrupted(Signal),
-    /// An ancestor of this process has the lock, and ends only after it.
+    /// An ancestor of this process has the lock. It releases the lock only after this process has ended, so a
+    /// wait would never end.
     ForItself,
 }
 
@@ -150,7 +151,7 @@ fn held_by(holder: &HolderInfo) -> String {
     format!("held by {}{held_for}", holder.owner)
 }
 
-/// Why the lock is not free. If the lock service's own answer names no holder, the lock is looked at.
+/// Why the lock is not free. If the lock service's answer names no holder, inspects the lock.
 pub(super) async fn why_busy(locks: &Locks, name: &LockName, busy: Option<&Busy>) -> Option<String> {
     if let Some(busy) = busy.filter(|busy| busy.holder.is_some()) {
         return Some(busy.to_string());
