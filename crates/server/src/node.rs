@@ -131,7 +131,7 @@ impl<D: Disk> NodeThread<D> {
                 }
             }
             self.hand_over(&mut outputs)?;
-            self.tell_leader(begun);
+            self.log_leader(begun);
             if requests > 0 {
                 observe::turn(requests, begun.elapsed());
             }
@@ -261,11 +261,11 @@ impl<D: Disk> NodeThread<D> {
         result
     }
 
-    fn tell_leader(&mut self, now: Instant) {
+    fn log_leader(&mut self, now: Instant) {
         let Self { replica, peers, node, leadership, .. } = self;
         let leader = if replica.is_ready() { Some(*node) } else { replica.follows() };
         let reached = || Reached::new(*node, &replica.members().configuration, &peers.connected());
-        let lines = leadership.look(now, leader, replica.term(), reached);
+        let lines = leadership.update(now, leader, replica.term(), reached);
         lines.into_iter().for_each(LeadershipLine::log);
     }
 

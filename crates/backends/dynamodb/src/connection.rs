@@ -35,7 +35,7 @@ const CONFIGURE: Duration = Duration::from_secs(10);
 /// Credentials without an expiry count as expired after this time, less a margin of 10 s that AWS's library
 /// subtracts. So when another program replaces credentials, they are read again within the ttl of a hold of
 /// 30 s.
-const LOOK_AGAIN: Duration = Duration::from_secs(20);
+const CREDENTIALS_LIFE: Duration = Duration::from_secs(20);
 /// The codes of errors about this client's identity and permissions.
 const DENIED: [&str; 7] = [
     "AccessDeniedException",
@@ -212,7 +212,7 @@ impl ProvideCredentials for FreshCredentials {
                 DefaultCredentialsChain::builder().configure(configured.with_region(region)).build().await;
             let mut found = chain.provide_credentials().await?;
             if found.expiry().is_none() {
-                *found.expiry_mut() = SystemTime::now().checked_add(LOOK_AGAIN);
+                *found.expiry_mut() = SystemTime::now().checked_add(CREDENTIALS_LIFE);
             }
             Ok(found)
         })

@@ -35,7 +35,7 @@ use writes::DynamoStore;
 pub use table::client;
 pub use table::init;
 
-/// Name, features and pages of the backend, for users.
+/// The backend's description for users, and its `connect`.
 pub const INFO: BackendInfo = BackendInfo {
     example: "dynamodb://table?region=eu-central-1",
     summary: "a table of Amazon DynamoDB, in the layout of other lock clients of it",

@@ -3,7 +3,8 @@
 //!
 //! A key keeps its position in the queue when its lease is replaced:
 //! - a waiter's key has a lease for the ttl, so a dead waiter closes nothing;
-//! - a holder's key has a lease for the ttl plus the time for which the lock must stay closed after an expiry;
+//! - a holder's key has a lease for the ttl plus the time for which the lock must stay closed after an
+//!   expiry;
 //! - at its release, the key gets a lease for the time for which the lock must stay closed then.
 
 use std::time::Duration;

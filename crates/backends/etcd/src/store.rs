@@ -192,8 +192,8 @@ impl EtcdStore {
     async fn refused(&self, attempt: &Attempt, error: BackendError) -> Result<Tried, CallError> {
         let entry = &attempt.entry;
         let Some(lease) = self.leases.of(&entry.id) else { return Ok(Tried::Refused(error)) };
-        let keeps_place = attempt.wait && lease.revision.is_some() && error.kind.may_pass();
-        if !keeps_place && self.revoke(entry, lease, Instant::now() + entry.limit()).await.is_ok() {
+        let keeps_position = attempt.wait && lease.revision.is_some() && error.kind.may_pass();
+        if !keeps_position && self.revoke(entry, lease, Instant::now() + entry.limit()).await.is_ok() {
             return Ok(Tried::Refused(error));
         }
         Err(CallError { sent: true, ..CallError::refused(error) })

@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const LOGIN_PAUSE: Duration = Duration::from_secs(2);
 /// The pauses between the extra attempts of the first waiters of a queue, in milliseconds. Together longer
 /// than the 100 ms after which etcd serves unsynced watches.
-const LOOKS: [u64; 5] = [5, 10, 20, 40, 80];
+const EXTRA_ATTEMPTS_MS: [u64; 5] = [5, 10, 20, 40, 80];
 /// The id of the watch of the wake key. Entries have higher ones.
 const WAKE_ID: i64 = 1;
 
@@ -117,7 +117,7 @@ struct EntryWatch {
     id: i64,
     watched: Watched,
     /// How many of [`EXTRA_ATTEMPTS_MS`] are over.
-    looks: usize,
+    extra_attempts: usize,
 }
 
 /// A stream, its sending side, and its connection.
@@ -205,8 +205,8 @@ impl Watches {
         match order {
             Order::Watch { entry, watched, is_near } => {
                 if let Some(before) = self.of_entries.get_mut(&entry).filter(|one| one.watched == watched) {
-                    if let Some(&pause) = LOOKS.get(before.looks).filter(|_| is_near) {
-                        before.looks += 1;
+                    if let Some(&pause) = EXTRA_ATTEMPTS_MS.get(before.extra_attempts).filter(|_| is_near) {
+                        before.extra_attempts += 1;
                         self.wakes.deliver(&entry, Wake::Try(Duration::from_millis(pause)));
                     }
                     return;
@@ -216,7 +216,7 @@ impl Watches {
                 let id = self.last_id;
                 self.send(create(id, &watched));
                 self.by_id.insert(id, entry.clone());
-                self.of_entries.insert(entry, EntryWatch { id, watched, looks: 0 });
+                self.of_entries.insert(entry, EntryWatch { id, watched, extra_attempts: 0 });
             }
             Order::Forget(entry) => self.forget(&entry),
         }

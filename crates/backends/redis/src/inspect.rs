@@ -37,7 +37,7 @@ const STEPS_MAX: usize = 10_000;
 
 /// The state of a name on one server.
 #[derive(Clone, Debug, Default)]
-pub struct Look {
+pub struct NameState {
     /// Live and closed holds.
     pub holders: Vec<Seen>,
     /// The first [`WAITERS_SHOWN`] waiters.
@@ -65,7 +65,7 @@ impl Seen {
     }
 }
 
-impl Look {
+impl NameState {
     pub(super) fn into_info(self, name: LockName) -> LockInfo {
         let mut holders: Vec<HolderInfo> = self.holders.into_iter().map(|seen| seen.info).collect();
         holders.sort_by_key(|holder| holder.token);
@@ -84,17 +84,17 @@ impl Look {
 
 impl RedisStore {
     /// The state of a name on this server.
-    pub async fn look(&self, name: &LockName) -> Result<Look, BackendError> {
+    pub async fn inspect(&self, name: &LockName) -> Result<NameState, BackendError> {
         self.check_name(name)?;
-        let answer = self.run(&SCRIPTS.inspect, &self.look_call(name)).await?;
+        let answer = self.run(&SCRIPTS.inspect, &self.inspect_call(name)).await?;
         self.refuse_replica().await?;
-        self.looked(name, &answer)
+        self.decoded(name, &answer)
     }
 
     /// The names at and below `below` that clients of this library use, in order.
-    pub async fn list(&self, below: Option<&LockName>) -> Result<Vec<(LockName, Look)>, BackendError> {
+    pub async fn list(&self, below: Option<&LockName>) -> Result<Vec<(LockName, NameState)>, BackendError> {
         let names = self.names(below).await?;
-        let calls: Vec<Cmd> = names.iter().map(|name| self.look_call(name)).collect();
+        let calls: Vec<Cmd> = names.iter().map(|name| self.inspect_call(name)).collect();
         let until = deadline();
         let answers = loop {
             match self.link.run_all(Over::Runtime, &SCRIPTS.inspect, &calls, LIMIT).await {
@@ -105,9 +105,9 @@ impl RedisStore {
         self.refuse_replica().await?;
         let mut list = Vec::with_capacity(names.len());
         for (name, answer) in names.into_iter().zip(answers) {
-            let look = self.looked(&name, &answer)?;
-            if look.is_in_use() {
-                list.push((name, look));
+            let state = self.decoded(&name, &answer)?;
+            if state.is_in_use() {
+                list.push((name, state));
             }
         }
         Ok(list)
@@ -123,11 +123,11 @@ impl RedisStore {
 
     /// Classifies a token (B4).
     pub(super) async fn check_token(&self, name: &LockName, token: u64) -> Result<TokenStatus, BackendError> {
-        let look = self.look(name).await?;
-        let held = look.holders.iter().filter(|seen| seen.info.state == HolderState::Held);
+        let state = self.inspect(name).await?;
+        let held = state.holders.iter().filter(|seen| seen.info.state == HolderState::Held);
         let mut live: Vec<Token> = held.filter_map(|seen| seen.info.token).collect();
         live.sort_unstable();
-        Ok(if token == 0 || token > look.last_token {
+        Ok(if token == 0 || token > state.last_token {
             TokenStatus::NeverIssued
         } else if live.iter().any(|held| held.get() == token) {
             TokenStatus::Current
@@ -166,20 +166,20 @@ fn broken(answer: &Value) -> Option<Broken> {
 }
 
 /// Decodes the reply of `inspect.lua`. `Err`: the lock's key has this type, which is not a lock's.
-fn look(answer: &Value) -> Option<Result<Look, &str>> {
+fn decode_state(answer: &Value) -> Option<Result<NameState, &str>> {
     let mut items = Items::of(answer)?;
     let (now, kind, value) = (items.number()?, items.word()?, items.bytes()?);
     // Negative: the key never expires.
     let left = u64::try_from(items.integer()?).map_or(Duration::MAX, Duration::from_millis);
     let (mut permits, waiter_count, mut waiting) = (items.list()?, items.number()?, items.list()?);
-    let mut look = Look { waiter_count: usize::try_from(waiter_count).ok()?, ..Look::default() };
+    let mut state = NameState { waiter_count: usize::try_from(waiter_count).ok()?, ..NameState::default() };
     match kind {
         "none" => {}
         "string" => match layout::Value::decode(value) {
-            layout::Value::Ours(hold) => look.holders.push(Seen::of(hold, None, left, now)),
-            layout::Value::Permits { limit, .. } => look.limit = Some(limit),
+            layout::Value::Ours(hold) => state.holders.push(Seen::of(hold, None, left, now)),
+            layout::Value::Permits { limit, .. } => state.limit = Some(limit),
             layout::Value::Foreign(shown) => {
-                look.holders.push(Seen { id: None, info: foreign_holder(shown) });
+                state.holders.push(Seen { id: None, info: foreign_holder(shown) });
             }
         },
         other => return Some(Err(other)),
@@ -187,16 +187,16 @@ fn look(answer: &Value) -> Option<Result<Look, &str>> {
     while !permits.is_empty() {
         let (value, slot, left) = (permits.bytes()?, permits.small()?, permits.number()?);
         let hold = Hold::decode(value);
-        look.holders.extend(hold.map(|hold| Seen::of(hold, Some(slot), Duration::from_millis(left), now)));
+        state.holders.extend(hold.map(|hold| Seen::of(hold, Some(slot), Duration::from_millis(left), now)));
     }
     while !waiting.is_empty() {
-        look.waiters.extend(layout::waiter(waiting.bytes()?));
+        state.waiters.extend(layout::waiter(waiting.bytes()?));
     }
     // The counter expires after 30 days without a grant. All tokens are then below the server's clock, so the
     // clock is the bound.
     let counter = items.number()?;
-    look.last_token = if counter > 0 { counter } else { now.saturating_sub(EPOCH_US) };
-    Some(Ok(look))
+    state.last_token = if counter > 0 { counter } else { now.saturating_sub(EPOCH_US) };
+    Some(Ok(state))
 }
 
 /// Decodes the reply of a `SCAN` step: the next cursor, and keys.
@@ -211,15 +211,15 @@ fn step(answer: &Value) -> Option<(&str, Vec<&[u8]>)> {
 }
 
 impl RedisStore {
-    fn look_call(&self, name: &LockName) -> Cmd {
+    fn inspect_call(&self, name: &LockName) -> Cmd {
         let mut call = SCRIPTS.inspect.call(&self.keys(name), KeySet::All, &NO_ENTRY);
         call.arg(WAITERS_SHOWN);
         call
     }
 
-    fn looked(&self, name: &LockName, answer: &Value) -> Result<Look, BackendError> {
-        let look = look(answer).ok_or_else(|| self.unexpected("EVALSHA", answer))?;
-        look.map_err(|kind| self.wrong_type(name, kind))
+    fn decoded(&self, name: &LockName, answer: &Value) -> Result<NameState, BackendError> {
+        let state = decode_state(answer).ok_or_else(|| self.unexpected("EVALSHA", answer))?;
+        state.map_err(|kind| self.wrong_type(name, kind))
     }
 
     /// The error for a reply that the command never gives.

@@ -38,7 +38,7 @@ use super::target::Target;
 
 /// Bounds in ms of the random pause before the first waiter checks the lock again, if its holder is no client
 /// of this library and sends no wake-ups.
-const FOREIGN_LOOKS: (u64, u64) = (50, 150);
+const FOREIGN_POLL_MS: (u64, u64) = (50, 150);
 
 /// One Redis server, or a service that acts as one: a primary with its replicas, or a node of a cluster.
 pub struct RedisStore {
@@ -225,7 +225,7 @@ impl RedisStore {
             }
             "waits" => {
                 let (ahead, again) = (items.number()?, u64::try_from(items.integer()?));
-                Tried::Waits { ahead, again: again.map_or_else(|_| foreign_look(), Duration::from_millis) }
+                Tried::Waits { ahead, again: again.map_or_else(|_| foreign_poll(), Duration::from_millis) }
             }
             // The entry's end arrived before the attempt: the caller has stopped waiting for it.
             "over" => Tried::Busy(Busy::default()),
@@ -397,12 +397,12 @@ fn ms(duration: Duration) -> u64 {
 
 /// The pause before the next check of a lock whose holder sends no wake-ups. Random, to spread the waiters'
 /// checks.
-fn foreign_look() -> Duration {
+fn foreign_poll() -> Duration {
     let mut random = [0];
     // Without randomness all waiters use the same pause, which does no harm.
     let _ = getrandom::fill(&mut random);
-    let spread = FOREIGN_LOOKS.1 - FOREIGN_LOOKS.0;
-    Duration::from_millis(FOREIGN_LOOKS.0 + spread * u64::from(random[0]) / 255)
+    let spread = FOREIGN_POLL_MS.1 - FOREIGN_POLL_MS.0;
+    Duration::from_millis(FOREIGN_POLL_MS.0 + spread * u64::from(random[0]) / 255)
 }
 
 #[cfg(test)]

@@ -12,16 +12,16 @@ use lockkeeper_core::{Mode, ModeKind, Token};
 use tokio::time::{Instant, sleep};
 use zookeeper_client::{Client, CreateMode, Error};
 
+use super::entry_nodes::{Node, RestingWait};
 use super::inspect::{SeenNode, read};
 use super::layout::Contender;
-use super::places::{Node, RestingWait};
 use super::session::{ZooKeeperFailure, by, by_if_exists};
 use super::store::{ZooKeeperStore, children, find, is_broken, observe, owner};
 
 /// Poll interval of a waiter without watch events.
 const AGAIN: Duration = Duration::from_secs(5);
 /// How often an attempt reads the queue again because the contender before it has just left.
-const LOOKS_MAX: usize = 16;
+const QUEUE_READS_MAX: usize = 16;
 /// Tries to create a node's parent, which may be removed in between.
 const PARENTS_MAX: usize = 8;
 
@@ -58,7 +58,7 @@ impl ZooKeeperStore {
         let deadline = Instant::now() + entry.limit();
         let client = self.sessions.client(deadline).await?;
         let folder = self.layout.folder(&entry.name);
-        let Some((guid, known)) = self.places.begin(&entry.id, client.session_id()) else {
+        let Some((guid, known)) = self.entry_nodes.begin(&entry.id, client.session_id()) else {
             return Err(ZooKeeperFailure::NOT_DONE);
         };
         let mut orphan = SweepOrphan { store: self, client: &client, entry, guid: &guid, is_settled: false };
@@ -87,15 +87,15 @@ impl ZooKeeperStore {
                 }
             }
         };
-        if !self.places.set(&entry.id, node.clone()) {
+        if !self.entry_nodes.set(&entry.id, node.clone()) {
             // The request was ended meanwhile.
             return Err(ZooKeeperFailure::NOT_DONE);
         }
-        let tried = self.take_place(&client, &folder, &node, attempt, deadline).await;
+        let tried = self.decide(&client, &folder, &node, attempt, deadline).await;
         if attempt.first && matches!(tried, Err(ZooKeeperFailure::Refused(_))) {
             // A refused first attempt leaves no node. If the deletion fails, a sweep repeats it.
             let _ = by_if_exists(deadline, client.delete(&node.path, None)).await;
-            self.places.take(&entry.id);
+            self.entry_nodes.take(&entry.id);
         }
         // An attempt for a known node has changed nothing. Any other attempt may have created the node.
         let tried =
@@ -143,7 +143,7 @@ impl ZooKeeperStore {
     }
 
     /// Reads the queue and decides: the entry holds, or waits, or is busy and leaves the queue.
-    async fn take_place(
+    async fn decide(
         &self,
         client: &Client,
         folder: &str,
@@ -152,24 +152,24 @@ impl ZooKeeperStore {
         deadline: Instant,
     ) -> Result<Tried, ZooKeeperFailure> {
         let entry = &attempt.entry;
-        if let Some(wait) = self.places.wait_of(&entry.id) {
+        if let Some(wait) = self.entry_nodes.wait_of(&entry.id) {
             if is_unchanged(client, &wait, deadline).await? {
                 return Ok(Tried::Waits { ahead: wait.ahead, again: AGAIN });
             }
-            self.places.end_wait(&entry.id);
+            self.entry_nodes.end_wait(&entry.id);
         }
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..QUEUE_READS_MAX {
             let children = children(client, folder, deadline).await?;
-            let place = match entry.mode {
+            let entry_node = match entry.mode {
                 Mode::Permit { .. } => {
-                    self.permit_place(client, folder, node, entry, &children, deadline).await?
+                    self.permit_standing(client, folder, node, entry, &children, deadline).await?
                 }
                 _ => standing(&children, node),
             };
-            let queued = match place {
+            let queued = match entry_node {
                 Standing::Gone => {
                     // Another client deleted the node: the next attempt creates another.
-                    self.places.take(&entry.id);
+                    self.entry_nodes.take(&entry.id);
                     return Err(ZooKeeperFailure::NOT_DONE);
                 }
                 Standing::Holds(permit) => return self.hold(client, node, entry, permit),
@@ -201,7 +201,7 @@ impl ZooKeeperStore {
         entry: &Entry,
         permit: Option<NotePermit>,
     ) -> Result<Tried, ZooKeeperFailure> {
-        let cancelled = self.places.hold(&entry.id);
+        let cancelled = self.entry_nodes.hold(&entry.id);
         let (path, id, wakes) = (node.path.clone(), entry.id.clone(), self.wakes.clone());
         self.sessions.run(observe(client.clone(), path, id, wakes, cancelled));
         match u64::try_from(node.czxid).ok().and_then(Token::new) {
@@ -237,12 +237,13 @@ impl ZooKeeperStore {
             awaited.push((format!("{folder}/{node}"), stat.version));
             changes.push(Box::pin(watcher.changed()));
         }
-        let cancelled = self.places.wait(&entry.id, RestingWait { awaited, ahead: queued.waiters_ahead });
-        let (id, wakes, places) = (entry.id.clone(), self.wakes.clone(), self.places.clone());
+        let cancelled =
+            self.entry_nodes.wait(&entry.id, RestingWait { awaited, ahead: queued.waiters_ahead });
+        let (id, wakes, entry_nodes) = (entry.id.clone(), self.wakes.clone(), self.entry_nodes.clone());
         self.sessions.run(async move {
             tokio::select! {
                 _ = select_all(changes) => {
-                    places.end_wait(&id);
+                    entry_nodes.end_wait(&id);
                     wakes.deliver(&id, Wake::Try(Duration::ZERO));
                 }
                 _ = cancelled => {}
@@ -274,7 +275,7 @@ impl ZooKeeperStore {
     }
 
     /// Whether a permit request holds or waits. If it waits for nothing, it takes its slot.
-    async fn permit_place(
+    async fn permit_standing(
         &self,
         client: &Client,
         folder: &str,
@@ -336,7 +337,8 @@ impl ZooKeeperStore {
                 let note = Note { permit: Some(permit), ..note }.bytes();
                 match by(deadline, client.set_data(&node.path, &note, Some(stat.version))).await {
                     Ok(stat) => {
-                        let _ = self.places.set(&entry.id, Node { version: stat.version, ..node.clone() });
+                        let _ =
+                            self.entry_nodes.set(&entry.id, Node { version: stat.version, ..node.clone() });
                         Standing::Holds(Some(permit))
                     }
                     Err(ZooKeeperFailure::Answered(Error::BadVersion | Error::NoNode)) => Standing::Changed,
@@ -359,14 +361,14 @@ struct SweepOrphan<'a> {
 impl SweepOrphan<'_> {
     /// Disarms it: the attempt has left no node.
     fn settle(&mut self) {
-        self.store.places.take(&self.entry.id);
+        self.store.entry_nodes.take(&self.entry.id);
         self.is_settled = true;
     }
 }
 
 impl Drop for SweepOrphan<'_> {
     fn drop(&mut self) {
-        if !self.is_settled && self.store.places.guid_of(&self.entry.id).as_deref() != Some(self.guid) {
+        if !self.is_settled && self.store.entry_nodes.guid_of(&self.entry.id).as_deref() != Some(self.guid) {
             self.store.sweep(self.client.clone(), self.entry, self.guid.to_owned());
         }
     }

@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 use zookeeper_client::{Client, Error, EventType, MultiWriteError};
 
+use super::entry_nodes::{EntryNode, EntryNodes, Node};
 use super::layout::NodeLayout;
-use super::places::{Node, QueuePlace, QueuePlaces};
 use super::session::{CurrentSession, ZooKeeperFailure, by, by_if_exists, failure};
 
 /// Nodes checked by one renewal request: well below the servers' limit of 1 MiB per request.
@@ -34,7 +34,7 @@ const CURATORS_REVOCATION: &[u8] = b"__REVOKE__";
 pub(super) struct ZooKeeperStore {
     pub(super) sessions: Arc<CurrentSession>,
     pub(super) layout: NodeLayout,
-    pub(super) places: Arc<QueuePlaces>,
+    pub(super) entry_nodes: Arc<EntryNodes>,
     pub(super) wakes: Wakes,
 }
 
@@ -83,7 +83,7 @@ impl ZooKeeperStore {
     /// node would last as long as the session.
     pub(super) fn sweep(&self, client: Client, entry: &Entry, guid: String) {
         let folder = self.layout.folder(&entry.name);
-        let Some(sweeping) = self.places.begin_sweep(&guid) else { return };
+        let Some(sweeping) = self.entry_nodes.begin_sweep(&guid) else { return };
         self.sessions.run(async move {
             let _until_done = sweeping;
             while !client.state().is_terminated() {
@@ -104,7 +104,7 @@ impl ZooKeeperStore {
         deadline: Instant,
     ) -> Result<Vec<Renewed>, ZooKeeperFailure> {
         let nodes: Vec<Option<Node>> =
-            entries.iter().map(|entry| self.places.node(&entry.id, client.session_id())).collect();
+            entries.iter().map(|entry| self.entry_nodes.node(&entry.id, client.session_id())).collect();
         let mut writer = client.new_multi_writer();
         for node in nodes.iter().flatten() {
             writer.add_check_version(&node.path, node.version).map_err(failure)?;
@@ -130,12 +130,12 @@ impl ZooKeeperStore {
             let found = by_if_exists(deadline, client.get_data(&node.path)).await?;
             renewed.push(match found {
                 None => {
-                    self.places.end_wait(&entry.id);
+                    self.entry_nodes.end_wait(&entry.id);
                     Renewed::Gone
                 }
                 Some((data, _)) if is_broken(&data) => Renewed::Revoked,
                 Some((_, stat)) => {
-                    let _ = self.places.set(&entry.id, Node { version: stat.version, ..node });
+                    let _ = self.entry_nodes.set(&entry.id, Node { version: stat.version, ..node });
                     Renewed::Kept
                 }
             });
@@ -147,7 +147,7 @@ impl ZooKeeperStore {
         let deadline = Instant::now() + entry.limit();
         let Some(client) = self.sessions.current().await else { return Ok(Renewed::Gone) };
         for _ in 0..WRITES_MAX {
-            let Some(node) = self.places.node(&entry.id, client.session_id()) else {
+            let Some(node) = self.entry_nodes.node(&entry.id, client.session_id()) else {
                 return Ok(Renewed::Gone);
             };
             let found = by_if_exists(deadline, client.get_data(&node.path)).await?;
@@ -158,7 +158,7 @@ impl ZooKeeperStore {
             let note = Note::read(&data).unwrap_or_default().with_value(value).bytes();
             match by(deadline, client.set_data(&node.path, &note, Some(stat.version))).await {
                 Ok(stat) => {
-                    let _ = self.places.set(&entry.id, Node { version: stat.version, ..node });
+                    let _ = self.entry_nodes.set(&entry.id, Node { version: stat.version, ..node });
                     return Ok(Renewed::Kept);
                 }
                 Err(ZooKeeperFailure::Answered(Error::BadVersion | Error::NoNode)) => {}
@@ -170,17 +170,17 @@ impl ZooKeeperStore {
 
     async fn end(&self, entry: &Entry, doubt: bool) -> Result<End, ZooKeeperFailure> {
         // Removed first, so that an attempt that is under way sweeps the node that it creates.
-        let Some(place) = self.places.end(&entry.id, doubt) else { return Ok(End::Gone) };
+        let Some(entry_node) = self.entry_nodes.end(&entry.id, doubt) else { return Ok(End::Gone) };
         // The nodes of another session are gone, or expire with it.
         let Some(client) =
-            self.sessions.current().await.filter(|client| client.session_id() == place.session)
+            self.sessions.current().await.filter(|client| client.session_id() == entry_node.session)
         else {
             return Ok(End::Gone);
         };
-        let ended = self.delete(&client, entry, &place, doubt).await;
+        let ended = self.delete(&client, entry, &entry_node, doubt).await;
         if ended.is_err() {
-            self.sweep(client, entry, place.guid.clone());
-            self.places.put_back(&entry.id, place);
+            self.sweep(client, entry, entry_node.guid.clone());
+            self.entry_nodes.put_back(&entry.id, entry_node);
         }
         ended
     }
@@ -189,16 +189,16 @@ impl ZooKeeperStore {
         &self,
         client: &Client,
         entry: &Entry,
-        place: &QueuePlace,
+        entry_node: &EntryNode,
         doubt: bool,
     ) -> Result<End, ZooKeeperFailure> {
         let deadline = Instant::now() + entry.limit();
-        let node = match place.node.clone().filter(|_| !doubt) {
+        let node = match entry_node.node.clone().filter(|_| !doubt) {
             Some(node) => Some(node),
-            None => find(client, &self.layout.folder(&entry.name), &place.guid, deadline).await?,
+            None => find(client, &self.layout.folder(&entry.name), &entry_node.guid, deadline).await?,
         };
         let Some(node) = node else { return Ok(End::Gone) };
-        let was_held = if place.holds { End::Released } else { End::Left };
+        let was_held = if entry_node.holds { End::Released } else { End::Left };
         match by_if_exists(deadline, client.delete(&node.path, Some(node.version))).await {
             Ok(Some(())) => Ok(was_held),
             Ok(None) => Ok(End::Gone),

@@ -23,7 +23,7 @@ pub(super) struct ConfigFile {
 impl ConfigFile {
     /// The file and line of the option in an error of the command line's parser, as in `a.toml:3: `. Empty if
     /// the option was typed.
-    pub(super) fn place_of(&self, error: &str, typed: &[OsString]) -> String {
+    pub(super) fn position_of(&self, error: &str, typed: &[OsString]) -> String {
         let is_option = |word: &OsString, key: &str| {
             let word = word.to_string_lossy();
             word.strip_prefix("--").is_some_and(|word| word.split('=').next() == Some(key))

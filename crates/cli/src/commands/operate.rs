@@ -14,7 +14,7 @@ use crate::settings;
 use crate::view;
 
 /// The interval at which `break --wait` checks whether the hold has ended.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const POLL_EVERY: Duration = Duration::from_millis(200);
 
 /// The name of the user who runs this program.
 pub(super) fn operator() -> String {
@@ -75,10 +75,10 @@ async fn until_over(locks: &Locks, name: &LockName, token: Token, limit: Duratio
         if !lock.holders.iter().any(has) {
             return Ok(true);
         }
-        if Instant::now() + LOOK_EVERY > end {
+        if Instant::now() + POLL_EVERY > end {
             return Ok(false);
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
     }
 }
 

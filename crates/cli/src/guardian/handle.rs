@@ -23,7 +23,7 @@ use super::left::Left;
 use super::own::own_program;
 use super::process::{SCAN_FILES, Startup, spare_files};
 use super::protocol::{CommandEnd, GuardianOrder, GuardianReport, Reason};
-use super::relay::{CommandPlace, Relay, RelayStep};
+use super::relay::{CommandGroup, Relay, RelayStep};
 use super::signals::{ends, hand_terminal_to, stop_self};
 use super::witness::Witness;
 use super::{EPILOGUE_URL, GUARDIAN_ARGUMENT, boot_now, tree};
@@ -286,7 +286,7 @@ impl Guarded {
     /// be passed to [`Guarded::relay`].
     pub fn stop_too(&mut self) {
         // The command may have been continued meanwhile, together with this process.
-        if tree::look(self.pid).is_some_and(|command| command.is_stopped()) {
+        if tree::read_process(self.pid).is_some_and(|command| command.is_stopped()) {
             self.has_stopped_too = true;
             stop_self();
         }
@@ -409,9 +409,9 @@ impl Guarded {
     fn answered(&mut self, got: u64) {
         let now = boot_now();
         let command = match getpgid(Some(Pid::from_raw(self.pid))) {
-            _ if self.command_ended => CommandPlace::Ended,
-            Ok(group) if group != getpgrp() => CommandPlace::Elsewhere,
-            _ => CommandPlace::WithWrapper,
+            _ if self.command_ended => CommandGroup::Ended,
+            Ok(group) if group != getpgrp() => CommandGroup::Elsewhere,
+            _ => CommandGroup::WithWrapper,
         };
         for signal in self.relay.answered(got, command, now) {
             if !self.command_ended {

@@ -7,9 +7,9 @@
 //!   `timeout`). The command has it if it is in that group.
 //! - The *guardian* only, which is alone in its group: it was sent to each process (`systemctl stop`). The
 //!   command has it.
-//! - Both: it was sent to each process, or to all processes of one program (`killall /usr/bin/lockkeeper`). In
-//!   the second case the command has not got it. A sender that is the wrapper's parent, process 1 or outside
-//!   of this PID namespace is never such a `killall`.
+//! - Both: it was sent to each process, or to all processes of one program (`killall /usr/bin/lockkeeper`).
+//!   In the second case the command has not got it. A sender that is the wrapper's parent, process 1 or
+//!   outside of this PID namespace is never such a `killall`.
 //!
 //! All times are nanoseconds of `CLOCK_BOOTTIME`.
 
@@ -30,7 +30,7 @@ const ANSWER_NS: u64 = 1_000_000_000;
 
 /// The process group of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CommandPlace {
+pub(crate) enum CommandGroup {
     /// In the wrapper's process group.
     WithWrapper,
     /// In another group, as `timeout` and `setsid` put it.
@@ -103,7 +103,7 @@ impl Relay {
 
     /// Decides about the signals that the question covers. `got`: the signals that the witness received; 0
     /// without a witness. Returns the signals to relay.
-    pub(crate) fn answered(&mut self, got: u64, command: CommandPlace, now: u64) -> Vec<Signal> {
+    pub(crate) fn answered(&mut self, got: u64, command: CommandGroup, now: u64) -> Vec<Signal> {
         let covered = self.asked.take().map_or(0, |(covered, _)| covered);
         self.group |= got;
         let covered: Vec<_> = self.waiting.drain(..covered).collect();
@@ -117,7 +117,7 @@ impl Relay {
             let is_same = |(got, at, _): &&(_, u64, _)| got == signal && at.abs_diff(*received) < GUARDIAN_NS;
             match self.guardian.iter().rfind(is_same) {
                 Some((.., from_manager)) => group_got && !from_manager,
-                None => !group_got || command == CommandPlace::Elsewhere,
+                None => !group_got || command == CommandGroup::Elsewhere,
             }
         };
         let relayed = covered.into_iter().filter(is_to_relay).map(|(signal, _)| signal).collect();
@@ -129,7 +129,7 @@ impl Relay {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use CommandPlace::{Elsewhere, Ended, WithWrapper};
+    use CommandGroup::{Elsewhere, Ended, WithWrapper};
     use Signal::{SIGINT, SIGTERM, SIGUSR1};
 
     const MS: u64 = 1_000_000;
@@ -144,7 +144,7 @@ mod tests {
         got: &[Signal],
         guardian: &[Signal],
         from_manager: bool,
-        command: CommandPlace,
+        command: CommandGroup,
     ) -> Vec<Signal> {
         let mut relay = Relay::default();
         for signal in received {

@@ -47,7 +47,7 @@ pub(super) const BREAK: Statement = Statement {
     types: &[Type::TEXT, Type::INT8, Type::TEXT, Type::TEXT, Type::BOOL],
 };
 
-pub(super) const LOOK: Statement = Statement {
+pub(super) const INSPECT: Statement = Statement {
     sql: "SELECT name, token, permit, slot, owner, age_ms, state, reason, by_whom, left_ms, meta, permits, total \
           FROM lockkeeper.row_look($1, $2, $3)",
     types: &[Type::TEXT, Type::BOOL, Type::INT4],
@@ -148,7 +148,7 @@ pub(super) fn millis(ms: i64) -> Duration {
 }
 
 /// Decodes the rows of `row_look`; the rows of one lock are adjacent.
-pub(super) fn looked(rows: &[Row]) -> Result<Vec<LockInfo>, BackendError> {
+pub(super) fn decode_locks(rows: &[Row]) -> Result<Vec<LockInfo>, BackendError> {
     let mut locks: Vec<LockInfo> = Vec::new();
     for row in rows {
         let row = Some(row);

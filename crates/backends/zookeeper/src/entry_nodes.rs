@@ -19,7 +19,7 @@ pub(super) struct Node {
 
 /// An entry's node in a lock's queue.
 #[derive(Clone, Debug)]
-pub(super) struct QueuePlace {
+pub(super) struct EntryNode {
     /// The ZooKeeper session of the node, which is ephemeral.
     pub(super) session: SessionId,
     /// Part of the node's name: finds the node if the answer to its creation was lost.
@@ -30,15 +30,15 @@ pub(super) struct QueuePlace {
 }
 
 #[derive(Default)]
-pub(super) struct QueuePlaces {
-    state: Mutex<PlacesState>,
+pub(super) struct EntryNodes {
+    state: Mutex<EntryNodesState>,
     /// The GUIDs whose nodes are being deleted in the background.
     sweeping: Arc<Mutex<HashSet<String>>>,
 }
 
 #[derive(Default)]
-struct PlacesState {
-    of_entries: HashMap<EntryId, WatchedPlace>,
+struct EntryNodesState {
+    of_entries: HashMap<EntryId, WatchedNode>,
     ended: EndedEntries,
 }
 
@@ -60,16 +60,16 @@ pub(super) struct RestingWait {
     pub(super) ahead: u64,
 }
 
-struct WatchedPlace {
-    place: QueuePlace,
+struct WatchedNode {
+    entry_node: EntryNode,
     /// Set while the entry's watch has not fired.
     wait: Option<RestingWait>,
     /// Cancels the entry's watch when dropped.
     _watch: Option<oneshot::Sender<()>>,
 }
 
-impl QueuePlaces {
-    fn state(&self) -> MutexGuard<'_, PlacesState> {
+impl EntryNodes {
+    fn state(&self) -> MutexGuard<'_, EntryNodesState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -79,20 +79,20 @@ impl QueuePlaces {
         if state.ended.contains(entry) {
             return None;
         }
-        let known = state.of_entries.get(entry).filter(|known| known.place.session == session);
-        if let Some(WatchedPlace { place, .. }) = known {
-            return Some((place.guid.clone(), place.node.clone()));
+        let known = state.of_entries.get(entry).filter(|known| known.entry_node.session == session);
+        if let Some(WatchedNode { entry_node, .. }) = known {
+            return Some((entry_node.guid.clone(), entry_node.node.clone()));
         }
         let guid = guid(entry);
-        let place = QueuePlace { session, guid: guid.clone(), node: None, holds: false };
-        state.of_entries.insert(entry.clone(), WatchedPlace { place, wait: None, _watch: None });
+        let entry_node = EntryNode { session, guid: guid.clone(), node: None, holds: false };
+        state.of_entries.insert(entry.clone(), WatchedNode { entry_node, wait: None, _watch: None });
         Some((guid, None))
     }
 
     /// Stores the entry's node. `false`: the entry was ended.
     #[must_use]
     pub(super) fn set(&self, entry: &EntryId, node: Node) -> bool {
-        self.state().of_entries.get_mut(entry).map(|known| known.place.node = Some(node)).is_some()
+        self.state().of_entries.get_mut(entry).map(|known| known.entry_node.node = Some(node)).is_some()
     }
 
     /// Records that the entry waits. The receiver ends when its watch is not needed any more.
@@ -120,7 +120,7 @@ impl QueuePlaces {
     fn watch(&self, entry: &EntryId, wait: Option<RestingWait>) -> oneshot::Receiver<()> {
         let (sender, receiver) = oneshot::channel();
         if let Some(known) = self.state().of_entries.get_mut(entry) {
-            known.place.holds = wait.is_none();
+            known.entry_node.holds = wait.is_none();
             known.wait = wait;
             known._watch = Some(sender);
         }
@@ -129,34 +129,40 @@ impl QueuePlaces {
 
     /// The GUID of the entry's node.
     pub(super) fn guid_of(&self, entry: &EntryId) -> Option<String> {
-        self.state().of_entries.get(entry).map(|known| known.place.guid.clone())
+        self.state().of_entries.get(entry).map(|known| known.entry_node.guid.clone())
     }
 
     /// The entry's node in this session.
     pub(super) fn node(&self, entry: &EntryId, session: SessionId) -> Option<Node> {
         let state = self.state();
-        state.of_entries.get(entry).filter(|known| known.place.session == session)?.place.node.clone()
+        state
+            .of_entries
+            .get(entry)
+            .filter(|known| known.entry_node.session == session)?
+            .entry_node
+            .node
+            .clone()
     }
 
     /// Removes the entry, and cancels its watch.
-    pub(super) fn take(&self, entry: &EntryId) -> Option<QueuePlace> {
-        self.state().of_entries.remove(entry).map(|known| known.place)
+    pub(super) fn take(&self, entry: &EntryId) -> Option<EntryNode> {
+        self.state().of_entries.remove(entry).map(|known| known.entry_node)
     }
 
     /// As [`Self::take`], for an entry that is ended. `doubt`: an attempt may be waiting for a session,
     /// perhaps a later one than the entry's; it will not begin any more.
-    pub(super) fn end(&self, entry: &EntryId, doubt: bool) -> Option<QueuePlace> {
+    pub(super) fn end(&self, entry: &EntryId, doubt: bool) -> Option<EntryNode> {
         let mut state = self.state();
         if doubt {
             state.ended.record(entry);
         }
-        state.of_entries.remove(entry).map(|known| known.place)
+        state.of_entries.remove(entry).map(|known| known.entry_node)
     }
 
     /// Restores a removed entry, unless it has a new node by now.
-    pub(super) fn put_back(&self, entry: &EntryId, place: QueuePlace) {
-        self.state().of_entries.entry(entry.clone()).or_insert(WatchedPlace {
-            place,
+    pub(super) fn put_back(&self, entry: &EntryId, entry_node: EntryNode) {
+        self.state().of_entries.entry(entry.clone()).or_insert(WatchedNode {
+            entry_node,
             wait: None,
             _watch: None,
         });
@@ -171,7 +177,7 @@ impl QueuePlaces {
     /// The entries of a session that has ended.
     pub(super) fn of_session(&self, session: SessionId) -> Vec<EntryId> {
         let state = self.state();
-        let its = state.of_entries.iter().filter(|(_, known)| known.place.session == session);
+        let its = state.of_entries.iter().filter(|(_, known)| known.entry_node.session == session);
         its.map(|(entry, _)| entry.clone()).collect()
     }
 }
@@ -193,11 +199,11 @@ mod tests {
     /// An attempt that waits for the next session would create a node that nobody deletes.
     #[test]
     fn entry_that_is_ended_with_an_attempt_under_way_begins_in_no_other_session() {
-        let places = QueuePlaces::default();
+        let entry_nodes = EntryNodes::default();
         let entry = EntryId("0123456789abcdef0123456789abcdef-1".to_owned());
-        assert!(places.begin(&entry, SessionId(1)).is_some());
-        assert!(places.end(&entry, true).is_some());
-        assert!(places.begin(&entry, SessionId(2)).is_none());
+        assert!(entry_nodes.begin(&entry, SessionId(1)).is_some());
+        assert!(entry_nodes.end(&entry, true).is_some());
+        assert!(entry_nodes.begin(&entry, SessionId(2)).is_none());
     }
 
     #[test]
