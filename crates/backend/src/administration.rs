@@ -22,7 +22,7 @@ pub trait Administration: Send + Sync {
     /// The status of the node that answers.
     fn status(&self) -> BoxFuture<'_, Result<ServiceStatus, BackendError>>;
 
-    /// The status of each node of the URL, and of each further member that those name.
+    /// The status of each node of the URL, and of further members that these report.
     fn nodes(&self) -> BoxFuture<'_, Result<Vec<NodeReport>, BackendError>>;
 
     /// The members of the cluster.

@@ -1,4 +1,4 @@
-//! What users see of a lock service before they connect to it.
+//! The description of a lock service for users, and how to connect to it.
 
 use std::fmt;
 use std::future::Future;
@@ -14,7 +14,7 @@ use crate::url::Url;
 pub struct BackendInfo {
     /// An example of its URLs, for help texts.
     pub example: &'static str,
-    /// Its scope, for help texts.
+    /// A summary, for help texts.
     pub summary: &'static str,
     /// The parts of its URLs before the colon.
     pub schemes: &'static [&'static str],

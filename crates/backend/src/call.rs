@@ -10,9 +10,9 @@ use crate::time::BootInstant;
 
 /// One call of a session.
 ///
-/// `seq` numbers a session's requests: 1, 2, 3, …. A request is repeated with its number until it is
-/// answered, and a repetition must have no second effect (R1). `done_through`: the answers to this number and
-/// to all below it have arrived, so that the service may forget them.
+/// `seq` numbers the requests of a session: 1, 2, 3, …. The client repeats a request under the same seq until
+/// it is answered, and a repetition must have no second effect (R1). `done_through`: the client has the
+/// answers to all seqs up to this one, so the service may forget them.
 #[derive(Clone, Debug)]
 pub enum Call {
     /// Opens the session.
@@ -22,7 +22,7 @@ pub enum Call {
     },
     /// Renews the session's lease, and with it all its holds and waiting requests.
     KeepAlive,
-    /// Asks for a lock, or asks again.
+    /// Requests a lock. Also the repetition of such a request.
     Acquire {
         /// The request.
         seq: Seq,
@@ -42,7 +42,7 @@ pub enum Call {
         /// See [`Call`].
         done_through: Seq,
     },
-    /// Changes the hold of `target`. Sent once: its caller may repeat it, under another seq.
+    /// Changes the hold of `target`. Never repeated automatically; the caller may try again, under a new seq.
     Change {
         /// This call's own number.
         seq: Seq,
@@ -83,7 +83,7 @@ pub struct AcquireRequest {
     pub value: Box<[u8]>,
     /// The purpose, for display: `key=value` lines.
     pub meta: Box<[u8]>,
-    /// The span of the acquire, for our own service, if it is sampled.
+    /// The W3C trace context of the acquire, if it is sampled. Only our own service receives it.
     pub traceparent: Option<Box<str>>,
 }
 

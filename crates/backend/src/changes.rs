@@ -1,5 +1,5 @@
-//! Watches for lock services that say which lock has changed, but not how: each message is followed by an
-//! inspection.
+//! Watches for lock services that report which lock has changed, but not its new state: each message triggers
+//! an inspection.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -29,7 +29,7 @@ pub struct NodeInfo {
     pub peer_address: String,
     /// Its address for clients.
     pub client_address: String,
-    /// What it is for.
+    /// Its part: voter, learner, or being removed.
     pub part: NodePart,
     /// Whether the leader received a message from it recently.
     pub answers: bool,
@@ -44,7 +44,7 @@ pub struct NodeInfo {
 pub struct NodeReport {
     /// The client address that was called.
     pub address: String,
-    /// Whether it answered, be it that it can't serve.
+    /// Whether it answered, even if only with an error.
     pub answers: bool,
     /// Its status; `Err` says why it did not answer.
     pub status: Result<ServiceStatus, String>,
@@ -83,8 +83,8 @@ pub struct ServiceStatus {
     pub streams: u64,
     /// The version of the table rules in force.
     pub rules: u32,
-    /// The members of the cluster, by id, as far as this node knows. Their progress, and which of them
-    /// answer, is known to the leader only.
+    /// The members of the cluster, by id, as far as this node knows. Only the leader knows their progress and
+    /// which of them answer.
     pub members: Vec<NodeInfo>,
     /// Ids of removed nodes, as far as this node knows.
     pub removed: Vec<u64>,
@@ -109,7 +109,7 @@ pub enum NodeRole {
     Leader,
 }
 
-/// What a member of the cluster is for.
+/// The part of a member in the cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NodePart {
     /// It votes.

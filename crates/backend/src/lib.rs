@@ -7,16 +7,17 @@
 //! | file or folder | content |
 //! | --- | --- |
 //! | `backend`, `conn`, `call` | the two traits of a lock service: [`Backend`] for all its clients, [`Conn`] for one session; calls, answers and pushes |
-//! | `backend_info` | what users see of a service before they connect to it ([`BackendInfo`]) |
-//! | `administration` | what operators do with a service that has sessions and nodes of its own ([`Administration`]) |
+//! | `backend_info` | name, features and pages of a service, for users ([`BackendInfo`]) |
+//! | `administration` | operations on a service that has sessions and nodes of its own ([`Administration`]) |
 //! | [`leased`] | sessions for services that have none, whose entries expire: such a service implements [`leased::Store`] in place of [`Conn`] |
-//! | `capabilities` | what a service can do and which promises it keeps ([`Capabilities`]) |
-//! | `error`, `info`, `watch`, `backup`, `cluster`, `break_hold` | what a service says, to programs and to people |
+//! | `capabilities` | the abilities and promises of a service ([`Capabilities`]) |
+//! | `error`, `info`, `watch`, `backup`, `cluster`, `break_hold` | errors, descriptions and results that a
+//! service returns |
 //! | `url`, `rotated`, `tls_files`, `grpc` | URLs, and credentials in files that are replaced while a program runs |
 //! | [`io`] | the lease thread, connections of each runtime, descriptors |
 //! | `random` | random bytes, and bytes as hexadecimal digits |
 //! | `time` | the clock of leases ([`BootInstant`]), and a test's clock |
-//! | [`changes`] | watches for services that say which lock has changed, but not how |
+//! | [`changes`] | watches for services that report which lock has changed, but not its new state |
 
 mod administration;
 mod backend;

@@ -1,4 +1,4 @@
-//! The way of a call's answer from a backend to its session.
+//! Returns a call's answer from a backend to its session.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -56,7 +56,7 @@ impl Responder {
         (Self(Some(RespondTo::Caller(sender))), answer)
     }
 
-    /// Gives the answer.
+    /// Sends the answer.
     pub fn send(mut self, result: CallResult) {
         match self.0.take() {
             Some(RespondTo::Session { session, call, .. }) => session.answered(call, result),
@@ -66,7 +66,7 @@ impl Responder {
         }
     }
 
-    /// Runs the rest of the call, and then gives its answer.
+    /// Runs the rest of the call, and then sends its answer.
     pub fn send_when(mut self, mut call: BoxFuture<'static, CallResult>) {
         let runtime = match self.0.take() {
             Some(RespondTo::Caller(caller)) => return drop(caller.send(CallState::Running(call))),

@@ -146,7 +146,7 @@ impl Alarm {
                 return self.running.store(true, Ordering::SeqCst);
             }
             self.armed.store(at.0, Ordering::SeqCst);
-            // `set` on another thread either finds the new `armed`, or has set `at` before this look.
+            // `set` on another thread either finds the new `armed`, or has set `at` before this check.
             if self.at.load(Ordering::SeqCst) < at.0 {
                 continue;
             }

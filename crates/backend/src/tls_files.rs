@@ -3,7 +3,7 @@
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::url::Url;
 
-/// The parameters, for the list of those that a scheme has.
+/// The URL parameters of TLS.
 pub const TLS_PARAMETERS: [&str; 3] = ["tls-ca", "tls-cert", "tls-key"];
 
 /// The contents of the files.

@@ -76,7 +76,7 @@ pub struct Failure {
     pub code: u8,
     /// The problem, the offending value, and the remedy.
     pub message: String,
-    /// Whether the same may succeed later: see [`BackendErrorKind::may_pass`].
+    /// Whether a retry may succeed later: see [`BackendErrorKind::may_pass`].
     pub may_pass: bool,
 }
 
@@ -86,8 +86,7 @@ impl Failure {
         Self { code, message: message.into(), may_pass: false }
     }
 
-    /// The failure of something for a URL scheme whose cargo feature is off; it names the command that builds
-    /// it in.
+    /// The failure for a URL scheme whose cargo feature is off. Names the command that builds the feature in.
     #[must_use]
     pub fn not_compiled_in(scheme: &str, feature: &'static str) -> Self {
         Self::new(USAGE, UrlError::NotCompiledIn { scheme: scheme.to_owned(), feature }.to_string())
@@ -130,7 +129,7 @@ fn code_of(error: &std::io::Error) -> Option<u8> {
 fn system_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a std::io::Error> {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        // A source that is shared is in the chain as an `Arc`.
+        // A shared source is in the chain as an `Arc`.
         let shared = error.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>();
         let found = shared.map_or_else(|| error.downcast_ref(), |shared| shared.downcast_ref());
         if found.is_some() {
@@ -154,7 +153,7 @@ impl From<BackendError> for Failure {
             BackendErrorKind::Denied => PERMISSION,
             _ => code_below(&error).unwrap_or(IO),
         };
-        // The library does not know where this program has its addresses from.
+        // Adds this program's sources of the address, which the library does not know.
         let message = chain(&error)
             .replace("correct the address", "correct the address in `--locks` or LOCKKEEPER_URL");
         Self { code, message, may_pass: error.kind.may_pass() }

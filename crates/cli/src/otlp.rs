@@ -22,7 +22,7 @@ use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 pub(crate) use node::NodeTraces;
 pub(crate) use run::{RunTraces, traceparent};
 
-/// The name under which spans are made.
+/// The instrumentation scope of the spans.
 const TRACER: &str = "lockkeeper";
 /// A collector that can't be connected to within this time is out of reach.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
@@ -61,7 +61,7 @@ impl CollectorExporter {
     /// Does no I/O yet. `report` is called when sending begins to fail, and when it succeeds again.
     ///
     /// # Errors
-    /// Why nothing can be sent there: TLS can't be used, or a thread can't be started.
+    /// TLS can't be used, or a thread can't be started.
     fn new(url: &str, report: fn(String)) -> Result<Self, String> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -100,8 +100,8 @@ fn channel(url: &str) -> Result<Channel, tonic::transport::Error> {
     Ok(endpoint.connect_lazy())
 }
 
-/// What the spans of this process have in common. `service` is its name, unless the environment gives another
-/// one.
+/// The OpenTelemetry resource of this process's spans. `service` is its name, unless the environment gives
+/// another one.
 fn resource(service: &'static str) -> Resource {
     let given = Resource::builder().build();
     let name = given.get(&Key::from_static_str("service.name"));

@@ -52,8 +52,8 @@ pub enum VerifyError {
     },
 }
 
-/// The reason why a hold was not changed, or perhaps not: see [`Guard::set_value`](crate::Guard::set_value)
-/// and [`Guard::downgrade`](crate::Guard::downgrade). The hold is as valid as before unless it is lost.
+/// Why a change of a hold failed or was not confirmed: see [`Guard::set_value`](crate::Guard::set_value) and
+/// [`Guard::downgrade`](crate::Guard::downgrade). The hold is as valid as before unless it is lost.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChangeError {

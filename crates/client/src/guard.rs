@@ -65,8 +65,8 @@ impl<F: Kind> Guard<F> {
         self.inner.hold.valid_until_changes(known).await
     }
 
-    /// Why the hold's lease is not renewed at present, as the lock service or the connection to it said last:
-    /// the hold is lost at its deadline if this does not pass. `None` while renewals succeed.
+    /// Why renewals of the hold's lease fail at present: the latest error of the lock service or of the
+    /// connection. If they fail until the deadline, the hold is lost. `None` while renewals succeed.
     #[must_use]
     pub fn trouble(&self) -> Option<Arc<str>> {
         self.inner.hold.trouble()
@@ -111,7 +111,7 @@ impl<F: Kind> Guard<F> {
     /// Makes an exclusive hold a shared one, without letting any other exclusive holder in between: waiting
     /// readers are granted at once. The token stays the same. No effect on a shared hold. One round trip.
     ///
-    /// At a fence, a section that was entered as exclusive stays that; enter again as shared.
+    /// A fence still treats the section as exclusive: enter again as shared.
     ///
     /// # Errors
     /// [`ChangeError`]; [`ChangeError::Backend`] for a permit.

@@ -155,10 +155,11 @@ impl<F: Kind> Lock<F> {
     }
 
     /// Minimum duration of a hold, from its grant on, so that hosts whose clocks differ do not run a short
-    /// job one after the other. At most 24 h. [`Guard::release`] and [`Lock::run`] wait for the rest of it;
-    /// for a dropped guard it passes in the background, unless [`Locks::shutdown`](crate::Locks::shutdown)
-    /// comes first. If the holder dies, the lock stays closed for as long after the hold's end, as by
-    /// [`Lock::lock_delay`], for at most 1 h and where the lock service has it.
+    /// scheduled job one after the other. At most 24 h. [`Guard::release`] and [`Lock::run`] wait for the
+    /// rest of it; a dropped guard is released after it in the background, unless
+    /// [`Locks::shutdown`](crate::Locks::shutdown) comes first. If the holder dies, the lock stays closed for
+    /// the same time (at most 1 h) after the end of the hold, by [`Lock::lock_delay`] where the lock service
+    /// supports it.
     pub fn min_hold(self, min: Duration) -> Self {
         self.with(|options| options.min_hold = min)
     }
@@ -217,7 +218,7 @@ impl<F: Kind> Lock<F> {
         self.with(|options| options.on_queued = Some(Arc::new(tell)))
     }
 
-    /// Calls `tell` with each refusal of the lock service that may pass: the acquire goes on.
+    /// Callback for each temporary refusal of the lock service; the acquire continues.
     pub fn on_refused(self, tell: impl Fn(&BackendError) + Send + Sync + 'static) -> Self {
         self.with(|options| options.on_refused = Some(Arc::new(tell)))
     }
@@ -499,7 +500,7 @@ impl<F: Kind> Lock<F> {
 }
 
 const LOCK_DELAY_MAX: Duration = Duration::from_millis(limits::LOCK_DELAY_MS_MAX);
-/// As of `keep_closed`.
+/// The limit of `keep_closed`.
 const MIN_HOLD_MAX: Duration = Duration::from_millis(limits::KEEP_CLOSED_MS_MAX);
 /// Grace period for backends whose holds do not expire.
 const GRACE_WITHOUT_TTL: Duration = Duration::from_secs(5);

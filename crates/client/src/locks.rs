@@ -100,7 +100,7 @@ impl<F: Kind> Locks<F> {
         self.lock(parse(name), Mode::Permit { of: Some(permits) })
     }
 
-    /// As [`Locks::semaphore`], with the limit that is in force already.
+    /// As [`Locks::semaphore`], with the number of permits that is in force already.
     pub fn semaphore_in_force(&self, name: impl AsRef<str>) -> Lock<F> {
         self.lock(parse(name), Mode::Permit { of: None })
     }
@@ -122,15 +122,14 @@ impl<F: Kind> Locks<F> {
         Partitions::new(self.clone(), self.core.backend.clone(), name.as_ref(), count)
     }
 
-    /// A lock that at most `count` holders get within any time of length `per`: a semaphore whose permits
-    /// stay closed for `per` after their holds. Release a permit at once if only the beginnings count; while
-    /// it is held, it counts for longer.
+    /// A rate limit: at most `count` acquires within any period of `per`. A semaphore whose permits stay
+    /// closed for `per` after their holds; if only the starts count, release a permit at once.
     pub fn rate(&self, name: impl AsRef<str>, count: u32, per: Duration) -> Lock<F> {
         self.semaphore(name, count).keep_closed(per)
     }
 
-    /// A name that is split into `stripes` locks, for keys that need not exclude each other: a busy name
-    /// becomes several that are less busy.
+    /// A name that is split into `stripes` locks, for keys that need not exclude each other: reduces
+    /// contention.
     ///
     /// # Panics
     /// If `stripes` is 0.
@@ -138,7 +137,7 @@ impl<F: Kind> Locks<F> {
         Striped::new(self.clone(), name.as_ref(), stripes)
     }
 
-    /// A lock in any mode for names that are parsed already.
+    /// A lock in any mode for parsed names.
     pub(crate) fn lock(&self, names: Result<Vec<LockName>, NameError>, mode: Mode) -> Lock<F> {
         Lock::new(self.core.clone(), names, mode)
     }
@@ -277,8 +276,8 @@ impl<F: Kind> Locks<F> {
         self.administration("say how it is")?.status().await
     }
 
-    /// The status of every node: those of the URL in its order, then the members that they name. Needs no
-    /// majority. A node that does not answer takes up to 5 s; all are called at once.
+    /// The status of every node: the nodes of the URL in its order, then further members that they report.
+    /// Needs no majority. All nodes are called at once; one without an answer takes up to 5 s.
     ///
     /// # Errors
     /// [`BackendErrorKind::Unsupported`] where the service is not Lockkeeper's own.

@@ -1,5 +1,5 @@
-//! Metrics, through the `metrics` facade: outcomes and durations. Names are listed in `docs/metrics.md`. And
-//! the span of an acquire, for the lock service.
+//! Metrics through the `metrics` facade (`docs/metrics.md` lists their names), and the trace context of an
+//! acquire, which is sent to the lock service.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ pub(crate) fn traceparent(span: &tracing::Span) -> Option<Box<str>> {
     (span.is_valid() && span.is_sampled()).then(|| format!("00-{trace}-{id}-01").into())
 }
 
-/// Without the feature `opentelemetry`, the service gets no span.
+/// Without the feature `opentelemetry`, no trace context is sent.
 #[cfg(not(feature = "opentelemetry"))]
 pub(crate) fn traceparent(_: &tracing::Span) -> Option<Box<str>> {
     None

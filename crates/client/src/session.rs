@@ -36,7 +36,7 @@ struct SessionInner {
     backend: Arc<dyn Backend>,
     spec: Spec,
     label: String,
-    /// Sends the loop the push channel of each further session that this `Session` opens at the service.
+    /// Passes the loop the push channel of each session opened at the service after the first.
     streams: UnboundedSender<PushStream>,
     clock: Clock,
     lease_thread: LeaseThread,
@@ -116,7 +116,7 @@ enum RequestProgress {
     Released(Releasing),
 }
 
-/// What a caller that waits for a hold is to be called with.
+/// Callbacks to a caller that waits for a hold.
 #[derive(Clone, Copy)]
 pub(crate) struct Callbacks<'a> {
     /// Its position in the queue.
@@ -255,11 +255,11 @@ impl SessionInner {
         self.with_state(|state| self.work_off(state, Some(input)));
     }
 
-    /// Runs `look` on the state; blocks while another thread holds the lock.
-    fn with_state<T>(self: &Arc<Self>, look: impl FnOnce(&mut SessionState) -> T) -> T {
-        let looked = look(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+    /// Runs `run` on the state; blocks while another thread holds the lock.
+    fn with_state<T>(self: &Arc<Self>, run: impl FnOnce(&mut SessionState) -> T) -> T {
+        let result = run(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
         self.catch_up();
-        looked
+        result
     }
 
     fn try_state(&self) -> Option<MutexGuard<'_, SessionState>> {
@@ -341,8 +341,7 @@ impl SessionInner {
         self.feed(state, event);
     }
 
-    /// Records why the lease is not renewed, and why a caller's call is not served: the machine knows only
-    /// that it is not.
+    /// Records why a renewal or a caller's call failed. The machine is given no reasons, only the failures.
     fn note(&self, state: &SessionState, call: CallId, result: &CallResult) {
         match (state.machine.kind_of(call), result) {
             (Some(CallKind::Open { .. } | CallKind::KeepAlive), result) => {
@@ -417,10 +416,10 @@ impl SessionInner {
                 self.lease_deadline.store(until.map_or(0, BootInstant::as_nanos), Ordering::SeqCst);
                 self.lease_changed.notify_waiters();
             }
-            Output::Queued { key, position } => state.tell(key, RequestProgress::Queued(position)),
-            Output::Granted { key, grant } => state.tell(key, RequestProgress::Granted(grant)),
-            Output::NotAcquired { key, why } => state.tell_last(key, RequestProgress::NotAcquired(why)),
-            Output::Released { key, how } => state.tell_last(key, RequestProgress::Released(how)),
+            Output::Queued { key, position } => state.report(key, RequestProgress::Queued(position)),
+            Output::Granted { key, grant } => state.report(key, RequestProgress::Granted(grant)),
+            Output::NotAcquired { key, why } => state.report_last(key, RequestProgress::NotAcquired(why)),
+            Output::Released { key, how } => state.report_last(key, RequestProgress::Released(how)),
             Output::Lost { key, cause } => {
                 if let Some(caller) = state.callers.get(&key) {
                     caller.hold.lose(cause, self.name());
@@ -469,14 +468,14 @@ impl Inbox {
 }
 
 impl SessionState {
-    fn tell(&self, key: Key, progress: RequestProgress) {
+    fn report(&self, key: Key, progress: RequestProgress) {
         if let Some(caller) = self.callers.get(&key) {
             caller.hold.report(progress);
         }
     }
 
-    /// As [`Self::tell`], for the end of a request.
-    fn tell_last(&mut self, key: Key, progress: RequestProgress) {
+    /// As [`Self::report`], for the end of a request.
+    fn report_last(&mut self, key: Key, progress: RequestProgress) {
         if let Some(caller) = self.callers.remove(&key) {
             caller.hold.report(progress);
         }

@@ -28,8 +28,8 @@
 //!
 //! - `apply` does not depend on which node leads. It always returns its effects; a follower drops them.
 //! - Only a grant in `apply` makes a token (P2).
-//! - A command visits a bounded number of entries, which it states (`Command::visits_max`). Work beyond the
-//!   bound is the backlog; the driver of a table applies `Command::Resume` until `has_backlog` is false.
+//! - A command visits a bounded number of table entries, which it states (`Command::visits_max`). Work beyond
+//!   the bound is the backlog; the driver of a table applies `Command::Resume` until `has_backlog` is false.
 //! - Requests, sessions and names change only through their stores, which first copy the old state for a
 //!   running snapshot iterator.
 //! - Names arrive parsed, durations as milliseconds, tokens as non-zero integers below 2^53.

@@ -47,10 +47,10 @@ pub const TABLE_BYTES_MAX: u64 = 4 << 30;
 /// Maximum number of earlier waiters visited to compute a queue position. (For a request of one name, it
 /// applies to each mode, with and without subtree, separately.) A greater position is reported as a lower
 /// bound, unless an exact count is cheap.
-pub const POSITION_LOOK_MAX: usize = 1_000;
+pub const POSITION_VISITS_MAX: usize = 1_000;
 /// Maximum number of holds visited to find the holder that conflicts with a busy request; for a subtree
 /// request, also the maximum number of names visited below its names.
-pub const HOLDER_LOOK_MAX: usize = 64;
+pub const HOLDER_VISITS_MAX: usize = 64;
 /// Maximum number of live tokens in one reply (B3, B4).
 pub const LIVE_TOKENS_MAX: usize = 64;
 /// Maximum number of holds in one page of a description.

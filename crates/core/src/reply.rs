@@ -20,7 +20,7 @@ pub enum Reply {
     /// The request is queued.
     Queued {
         /// Number of earlier waiters that overlap the request, where two shared requests don't count each
-        /// other (Q1). A lower bound if an exact count would visit more than [`limits::POSITION_LOOK_MAX`]
+        /// other (Q1). A lower bound if an exact count would visit more than [`limits::POSITION_VISITS_MAX`]
         /// waiters (M2).
         position: u64,
         /// For a permit: the limits in force, one per name in byte order (L4).
@@ -29,8 +29,8 @@ pub enum Reply {
     /// The names are not free, and the request does not wait.
     Busy {
         /// The session of the conflicting live hold with the lowest token, among at most
-        /// [`limits::HOLDER_LOOK_MAX`] visited holds (M2). `None` if only waiters and closed holds conflict,
-        /// if the search found no live hold, and for a retry.
+        /// [`limits::HOLDER_VISITS_MAX`] visited holds (M2). `None` if only waiters and closed holds
+        /// conflict, if the search found no live hold, and for a retry.
         holder: Option<SessionId>,
         /// Number of waiters that overlap the request, counted like `position` of [`Reply::Queued`] (Q1); 0
         /// for a retry.

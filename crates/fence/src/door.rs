@@ -26,14 +26,14 @@ use crate::rule::{Action, Marks, Refused, Section};
 /// Id of a section from [`Door::knock`] to [`Door::leave`]. Unique among all `Door`s of the process and never
 /// reused: a refused section may leave late, when its `Door` has been dropped and replaced by another one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Place(u64);
+pub struct AdmissionId(u64);
 
 /// The outcome for a section that waited.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct WaitOutcome {
     /// The section that waited.
-    pub place: Place,
+    pub id: AdmissionId,
     /// `Ok`: admitted. `Err`: refused, and removed.
     pub verdict: Result<(), Refused>,
 }
@@ -43,9 +43,9 @@ pub struct WaitOutcome {
 #[must_use]
 pub enum Knock {
     /// Admitted at once.
-    Inside(Place),
+    Inside(AdmissionId),
     /// A section that is admitted must leave first; a [`WaitOutcome`] follows.
-    Waits(Place),
+    Waits(AdmissionId),
 }
 
 static KNOCKS: AtomicU64 = AtomicU64::new(0);
@@ -57,7 +57,7 @@ pub struct Door {
     /// Admitted and waiting sections. The admitted ones are pairwise compatible (`together`), and so are the
     /// waiting ones: when a new section arrives that is incompatible with a waiting one, the waiting one has
     /// the lower token and is refused.
-    people: BTreeMap<Place, Person>,
+    people: BTreeMap<AdmissionId, Person>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -89,36 +89,36 @@ impl Door {
             .people
             .iter()
             .filter(|(_, person)| !person.inside)
-            .filter_map(|(place, person)| {
+            .filter_map(|(id, person)| {
                 let refused = marks.clone().check(person.action, person.section).err()?;
-                Some(WaitOutcome { place: *place, verdict: Err(refused) })
+                Some(WaitOutcome { id: *id, verdict: Err(refused) })
             })
             .collect();
         for answer in &turned_away {
-            self.people.remove(&answer.place);
+            self.people.remove(&answer.id);
         }
         answers.extend(turned_away);
 
-        let place = Place(KNOCKS.fetch_add(1, Ordering::Relaxed));
+        let id = AdmissionId(KNOCKS.fetch_add(1, Ordering::Relaxed));
         let inside = self.has_room_for(section);
-        self.people.insert(place, Person { action, section, inside });
-        Ok(if inside { Knock::Inside(place) } else { Knock::Waits(place) })
+        self.people.insert(id, Person { action, section, inside });
+        Ok(if inside { Knock::Inside(id) } else { Knock::Waits(id) })
     }
 
     /// Removes a section, admitted or waiting; no effect if it was refused before. Admits the sections that
     /// waited for it; their outcomes are appended to `answers`.
-    pub fn leave(&mut self, place: Place, answers: &mut Vec<WaitOutcome>) {
-        self.people.remove(&place);
-        let waiting: Vec<(Place, Section)> = self
+    pub fn leave(&mut self, id: AdmissionId, answers: &mut Vec<WaitOutcome>) {
+        self.people.remove(&id);
+        let waiting: Vec<(AdmissionId, Section)> = self
             .people
             .iter()
             .filter(|(_, person)| !person.inside)
-            .map(|(place, person)| (*place, person.section))
+            .map(|(id, person)| (*id, person.section))
             .collect();
-        for (place, section) in waiting {
+        for (id, section) in waiting {
             if self.has_room_for(section) {
-                self.people.entry(place).and_modify(|person| person.inside = true);
-                answers.push(WaitOutcome { place, verdict: Ok(()) });
+                self.people.entry(id).and_modify(|person| person.inside = true);
+                answers.push(WaitOutcome { id, verdict: Ok(()) });
             }
         }
     }

@@ -35,25 +35,25 @@ impl Watched {
     }
 
     #[track_caller]
-    fn comes_in(&mut self, section: Section) -> Place {
+    fn comes_in(&mut self, section: Section) -> AdmissionId {
         match self.knock(section) {
-            Ok(Knock::Inside(place)) => place,
+            Ok(Knock::Inside(id)) => id,
             other => panic!("{section:?}: {other:?}"),
         }
     }
 
     #[track_caller]
-    fn waits(&mut self, section: Section) -> Place {
+    fn waits(&mut self, section: Section) -> AdmissionId {
         match self.knock(section) {
-            Ok(Knock::Waits(place)) => place,
+            Ok(Knock::Waits(id)) => id,
             other => panic!("{section:?}: {other:?}"),
         }
     }
 
     #[track_caller]
-    fn leaves(&mut self, place: Place) -> Vec<WaitOutcome> {
+    fn leaves(&mut self, id: AdmissionId) -> Vec<WaitOutcome> {
         self.answers.clear();
-        self.door.leave(place, &mut self.answers);
+        self.door.leave(id, &mut self.answers);
         self.answers.clone()
     }
 }
@@ -62,8 +62,8 @@ fn stale(offered: u64, highest: u64) -> Refused {
     Refused::Stale { offered: token(offered), highest: token(highest) }
 }
 
-fn let_in(place: Place) -> WaitOutcome {
-    WaitOutcome { place, verdict: Ok(()) }
+fn let_in(id: AdmissionId) -> WaitOutcome {
+    WaitOutcome { id, verdict: Ok(()) }
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn waiting_section_is_refused_when_a_later_section_arrives() {
     let five = door.comes_in(writer(5));
     let six = door.waits(writer(6));
     let eight = door.waits(reader(8));
-    assert_eq!(door.answers, [WaitOutcome { place: six, verdict: Err(stale(6, 8)) }]);
+    assert_eq!(door.answers, [WaitOutcome { id: six, verdict: Err(stale(6, 8)) }]);
     let nine = door.waits(reader(9));
     assert_eq!(door.leaves(five), [let_in(eight), let_in(nine)], "readers come in together");
     assert_eq!(door.leaves(six), [], "one that was turned away is no longer there");
@@ -113,7 +113,7 @@ fn slots_run_concurrently_and_a_section_without_a_slot_waits_for_all() {
     assert_eq!(door.knock(permit(0, 10)), Err(stale(10, 12)));
     let _ = door.comes_in(permit(1, 11));
     let all = door.waits(writer(13));
-    assert_eq!(door.answers, [WaitOutcome { place: next, verdict: Err(stale(12, 13)) }]);
+    assert_eq!(door.answers, [WaitOutcome { id: next, verdict: Err(stale(12, 13)) }]);
     assert_eq!(door.leaves(first), []);
     assert_eq!(door.leaves(second), [], "one of slot 1 is still inside");
     assert_eq!(door.knock(permit(7, 9)), Err(stale(9, 13)), "a slot never seen");
@@ -155,16 +155,16 @@ proptest! {
     fn admitted_sections_are_compatible_and_every_waiting_section_is_answered(steps in steps()) {
         let mut door = Watched::default();
         // The model: each section, and whether it is admitted.
-        let mut there: Vec<(Place, Section, bool)> = Vec::new();
+        let mut there: Vec<(AdmissionId, Section, bool)> = Vec::new();
         let mut waited = 0;
         for step in steps {
             door.answers.clear();
             match step {
                 Step::Knock(section) => match door.knock(section) {
-                    Ok(Knock::Inside(place)) => there.push((place, section, true)),
-                    Ok(Knock::Waits(place)) => {
+                    Ok(Knock::Inside(id)) => there.push((id, section, true)),
+                    Ok(Knock::Waits(id)) => {
                         waited += 1;
-                        there.push((place, section, false));
+                        there.push((id, section, false));
                     }
                     Err(_) => prop_assert!(
                         there.is_empty() || door.door.marks != Marks::default(),
@@ -172,13 +172,13 @@ proptest! {
                     ),
                 },
                 Step::Leave(which) if !there.is_empty() => {
-                    let (place, ..) = there.remove(which.index(there.len()));
-                    door.door.leave(place, &mut door.answers);
+                    let (id, ..) = there.remove(which.index(there.len()));
+                    door.door.leave(id, &mut door.answers);
                 }
                 Step::Leave(_) => {}
             }
             for answer in std::mem::take(&mut door.answers) {
-                let at = there.iter().position(|(place, ..)| *place == answer.place).expect("one of ours");
+                let at = there.iter().position(|(id, ..)| *id == answer.id).expect("one of ours");
                 let (_, section, inside) = &mut there[at];
                 prop_assert!(!*inside, "an answer to one who did not wait");
                 if answer.verdict.is_ok() {
@@ -189,10 +189,10 @@ proptest! {
                     there.remove(at);
                 }
             }
-            for (place, section, inside) in &there {
-                for (other_place, other, other_inside) in &there {
+            for (id, section, inside) in &there {
+                for (other_id, other, other_inside) in &there {
                     prop_assert!(
-                        place == other_place || inside != other_inside || together(*section, *other),
+                        id == other_id || inside != other_inside || together(*section, *other),
                         "{section:?} with {other:?}"
                     );
                 }
@@ -211,13 +211,13 @@ proptest! {
         // unused.
         let mut came_in = 0;
         while let Some(at) = there.iter().position(|(.., inside)| *inside) {
-            let (place, ..) = there.remove(at);
+            let (id, ..) = there.remove(at);
             door.answers.clear();
-            door.door.leave(place, &mut door.answers);
+            door.door.leave(id, &mut door.answers);
             for answer in &door.answers {
                 came_in += 1;
                 prop_assert!(answer.verdict.is_ok());
-                there.iter_mut().filter(|(place, ..)| *place == answer.place).for_each(|(.., inside)| *inside = true);
+                there.iter_mut().filter(|(id, ..)| *id == answer.id).for_each(|(.., inside)| *inside = true);
             }
         }
         prop_assert!(there.is_empty() && door.door.is_unused());

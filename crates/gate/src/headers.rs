@@ -52,7 +52,7 @@ pub(crate) fn wants_websocket(headers: &HeaderMap) -> bool {
     upgrades.any(|value| value.to_ascii_lowercase().contains("websocket"))
 }
 
-/// Headers that make some servers and frameworks handle a request as one with another method.
+/// Headers that override the method in some servers and frameworks.
 const METHOD_OVERRIDES: [&str; 8] = [
     "http-method-override",
     "method-override",
@@ -64,8 +64,8 @@ const METHOD_OVERRIDES: [&str; 8] = [
     "x-original-method",
 ];
 
-/// Headers that make some servers handle a request as one for another path, or that name a second resource
-/// which the request changes (`Destination` of `MOVE` and `COPY`).
+/// Headers that override the path in some servers, or that name a second resource which the request changes
+/// (`Destination` of `MOVE` and `COPY`).
 const PATH_OVERRIDES: [&str; 12] = [
     "destination",
     "x-forwarded-path",
@@ -82,15 +82,15 @@ const PATH_OVERRIDES: [&str; 12] = [
 ];
 
 /// A header whose name has characters other than letters, digits and `-`. Many servers replace all of these
-/// by one character (CGI: `_`), and then take the header for another one, which the gate checks under its own
-/// name only.
+/// by one character (CGI: `_`), so the header could pass for one that the gate checks under its exact name
+/// only.
 pub(crate) fn foldable_name(headers: &HeaderMap) -> Option<&HeaderName> {
     headers
         .keys()
         .find(|name| !name.as_str().bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'))
 }
 
-/// The header or query parameter that may make the upstream handle the request as one with another method.
+/// The header or query parameter that may override the request's method at the upstream.
 pub(crate) fn overrides_method(parts: &Parts) -> Option<String> {
     let header =
         other_than(&parts.headers, &METHOD_OVERRIDES, |value| value == parts.method.as_str().as_bytes());

@@ -96,7 +96,7 @@ const CLOSING: Duration = Duration::from_secs(5);
 /// Pause after a failed accept, for example when no descriptors are left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 /// The interval at which an ending gate checks whether all requests have ended.
-const LOOK_FOR_THE_END: Duration = Duration::from_millis(20);
+const END_CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// Maximum of all times in the settings; longer ones are reduced to it, since the clock's type has a limit.
 const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -349,7 +349,7 @@ impl Gate {
         let _ = timeout_at(deadline, places.acquire_many(connections_max)).await;
         // Waits for requests without a client, and for those whose end is unknown.
         while state.fence.doors_in_use() > 0 && Instant::now() < deadline {
-            tokio::time::sleep(LOOK_FOR_THE_END).await;
+            tokio::time::sleep(END_CHECK_EVERY).await;
         }
         state.is_closed.store(true, Ordering::SeqCst);
         let all_ended = state.fence.doors_in_use() == 0;

@@ -44,7 +44,7 @@ pub(crate) fn may_join(marks: &Marks, section: Section) -> bool {
 #[cfg(test)]
 mod tests {
     use lockkeeper_fence::Action;
-    use lockkeeper_fence::door::{Door, Knock, Place, together};
+    use lockkeeper_fence::door::{AdmissionId, Door, Knock, together};
     use proptest::prelude::*;
 
     use super::*;
@@ -131,46 +131,46 @@ mod tests {
         #[test]
         fn no_section_begins_beside_a_write_that_a_killed_gate_left(steps in steps(0..5_u32)) {
             let (mut marks, mut door, mut is_settled) = (Marks::default(), Door::default(), true);
-            // Writes at the upstream; those of earlier runs have no place.
-            let mut upstream: Vec<(Section, Option<Place>)> = Vec::new();
+            // Writes at the upstream; those of earlier runs have no id.
+            let mut upstream: Vec<(Section, Option<AdmissionId>)> = Vec::new();
             for step in steps {
                 match step {
                     Step::Request(action, section) => {
-                        let place = match door.knock(action, section, &mut Vec::new()) {
-                            Ok(Knock::Inside(place)) => place,
-                            Ok(Knock::Waits(place)) => {
-                                door.leave(place, &mut Vec::new());
+                        let id = match door.knock(action, section, &mut Vec::new()) {
+                            Ok(Knock::Inside(id)) => id,
+                            Ok(Knock::Waits(id)) => {
+                                door.leave(id, &mut Vec::new());
                                 continue;
                             }
                             Err(_) => continue,
                         };
                         let may_pass = is_settled || may_join(&marks, section);
                         if !may_pass || marks.check(action, section).is_err() {
-                            door.leave(place, &mut Vec::new());
+                            door.leave(id, &mut Vec::new());
                             continue;
                         }
                         for (other, _) in &upstream {
                             prop_assert!(together(*other, section), "{section:?} beside {other:?}: {marks:?}");
                         }
                         if action == Action::Enter {
-                            door.leave(place, &mut Vec::new());
+                            door.leave(id, &mut Vec::new());
                         } else {
-                            upstream.push((section, Some(place)));
+                            upstream.push((section, Some(id)));
                         }
                     }
                     Step::End(which) if !upstream.is_empty() => {
-                        if let (_, Some(place)) = upstream.swap_remove(which.index(upstream.len())) {
-                            door.leave(place, &mut Vec::new());
+                        if let (_, Some(id)) = upstream.swap_remove(which.index(upstream.len())) {
+                            door.leave(id, &mut Vec::new());
                         }
                     }
                     Step::End(_) => {}
                     Step::Kill => {
                         (door, is_settled) = (Door::default(), false);
-                        upstream.iter_mut().for_each(|(_, place)| *place = None);
+                        upstream.iter_mut().for_each(|(_, id)| *id = None);
                     }
                     Step::Settled => {
                         is_settled = true;
-                        upstream.retain(|(_, place)| place.is_some());
+                        upstream.retain(|(_, id)| id.is_some());
                     }
                 }
             }

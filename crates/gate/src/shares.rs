@@ -10,7 +10,7 @@ use lockkeeper_places::{NoPlace, Places, TakenPlace, network};
 #[derive(Debug)]
 pub(crate) struct Shares {
     all: Arc<Places<IpAddr>>,
-    /// Those that are not [`Priority::First`]; limited to three quarters of each limit.
+    /// Connections or requests that are not [`Priority::First`]; at most three quarters of each limit.
     others: Arc<Places<IpAddr>>,
 }
 
@@ -21,7 +21,7 @@ pub(crate) enum Priority {
     Others,
 }
 
-/// One counted connection or request; dropping this value frees its place.
+/// One counted connection or request; uncounted when dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     _of_all: TakenPlace<IpAddr>,

@@ -16,7 +16,7 @@ use crate::GateError;
 /// Limit on the size of a file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The interval at which the files are compared with those in use.
-const LOOK: Duration = Duration::from_secs(10);
+const CHECK_EVERY: Duration = Duration::from_secs(10);
 
 /// The gate's certificate and key. TLS 1.2 and 1.3; clients need no certificate.
 pub struct GateTls {
@@ -72,7 +72,7 @@ impl GateTls {
         let mut failed = None;
         loop {
             let is_asked = tokio::select! {
-                () = tokio::time::sleep(LOOK) => false,
+                () = tokio::time::sleep(CHECK_EVERY) => false,
                 () = asked.notified() => true,
             };
             let read = self.clone();

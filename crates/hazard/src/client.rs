@@ -1,4 +1,4 @@
-//! A client as the lock service of a play sees it: what is sent to it, and its holds.
+//! Clients and their holds, as the lock service of a play sees them.
 
 use lockkeeper::machine::Event;
 use lockkeeper_core::Token;
@@ -23,7 +23,7 @@ impl Client {
     }
 }
 
-/// What the lock service sends to a client's machine.
+/// A message of the lock service to a client's machine.
 pub(crate) struct Sent {
     pub(crate) client: Client,
     pub(crate) event: Event,

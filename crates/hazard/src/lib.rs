@@ -10,7 +10,8 @@
 //!
 //! The simulator (`crates/sim`) looks for mistakes in thousands of random worlds. This crate shows one chosen
 //! world and must be read by newcomers, so the two share no code. The service does not depend on this crate,
-//! whose client library it would need: `lockkeeper serve` passes it the page (`HazardPlayer`).
+//! which needs the client library; instead, `lockkeeper serve` passes the page to the service
+//! (`HazardPlayer`).
 
 mod client;
 mod locks;

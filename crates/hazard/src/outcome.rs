@@ -1,9 +1,10 @@
-//! The last line of a play.
+//! The outcome of a play.
 
 use crate::resource::{PlayedAccount, Withdrawal, withdrawals_text};
 use crate::trace::{DataVerdict, Lane, PlayOutcome};
 
-/// How a play ended. `torn`: who has read two balances under one lock. `is_over`: all programs have ended.
+/// The outcome. `torn`: a reader that has read two different balances under one lock. `is_over`: all programs
+/// have ended.
 pub(crate) fn of(resource: &PlayedAccount, torn: Option<(Lane, i64, i64)>, is_over: bool) -> PlayOutcome {
     let (balance, expected, refused) = (resource.content().balance, resource.expected(), resource.refused);
     let lost: Vec<&Withdrawal> = resource.lost().collect();

@@ -21,18 +21,17 @@ pub const SCRIPTS: [(&str, &str); 5] = [
     ("hazard.js", include_str!("../page/hazard.js")),
 ];
 
-/// Where the page's own files are replaced by their content in the single file.
+/// The element that the single file replaces by the content of the linked file.
 const STYLE_LINK: &str = "<link rel=\"stylesheet\" href=\"hazard/hazard.css\">";
 const SCRIPT_LINK: &str = "<script type=\"module\" src=\"hazard/hazard.js\"></script>";
 
-/// All stories, and their traces with everything that the resource can check: what the page shows without a
-/// server.
+/// All stories, each with its traces for all fences: the data of the page without a server.
 #[must_use]
 pub fn recorded() -> Value {
     STORIES.iter().map(recorded_story).collect()
 }
 
-/// A story, and its traces by the fence.
+/// A story, with its trace for each fence.
 #[must_use]
 pub fn recorded_story(story: &Story) -> Value {
     let traces = story.fences().into_iter().filter_map(|fence| Some((fence, played(story, fence).ok()?)));
@@ -60,8 +59,8 @@ pub fn single_file() -> String {
     HTML.replacen(STYLE_LINK, &style, 1).replacen(SCRIPT_LINK, &script, 1)
 }
 
-/// The scripts as one module: without their imports, each of which is a line, and their exports. Their names
-/// differ.
+/// The scripts as one module, without imports (each is one line) and `export`. No name is defined in two
+/// scripts.
 fn one_module() -> String {
     let mut all = String::new();
     for line in SCRIPTS.iter().flat_map(|(_, script)| script.lines()) {

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use crate::client::CountedHold;
 use crate::trace::{Account, Lane, Message, MessageKind, Phase, Span, SpanKind, Step, StepKind};
 
-/// The most messages that are recorded, and of sessions: the renewals of a long play are not worth more.
+/// Maximum number of recorded messages, and of those about sessions, so that renewals in a long play don't
+/// displace others.
 const MESSAGES_MAX: usize = 2_000;
 const SESSION_MESSAGES_MAX: usize = 1_000;
 
@@ -22,7 +23,8 @@ pub(crate) struct Recorder {
     held: Vec<CountedHold>,
 }
 
-/// Which span of a lane: a lane of clients has one of each kind, the lock service one for each hold.
+/// Identifies an open span of a lane: a client's lane has one of each kind, the lock service's lane one for
+/// each hold.
 type SpanKey = (u8, Option<u64>, Option<Lane>);
 
 impl Recorder {
@@ -65,7 +67,7 @@ impl Recorder {
         }
     }
 
-    /// The last step changes what a client's program does.
+    /// Records that the last step begins a phase of the client's program.
     pub(crate) fn phase(&mut self, phase: Phase) {
         if let Some(step) = self.steps.last_mut() {
             step.phase = Some(phase);

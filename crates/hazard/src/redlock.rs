@@ -1,7 +1,7 @@
-//! Redlock: a key with an expiry on each of five Redis servers. A lock is held by who has it on three of
-//! them.
+//! Redlock: a key with an expiry on each of five Redis servers. The client that has the key on three of them
+//! holds the lock.
 //!
-//! The servers are modelled here (`SET NX PX`, and each its own clock); the client is the production one.
+//! The servers are modelled here (`SET NX PX`, each with its own clock); the client is the production one.
 
 use std::collections::BTreeMap;
 
@@ -18,11 +18,11 @@ const STEPPED: usize = 3;
 /// How long a client that found the lock taken waits before it tries again, in milliseconds.
 const RETRY_MS: u64 = 500;
 
-/// The five servers, and who tries to get the lock.
+/// The five servers, and the clients that wait for the lock.
 pub(crate) struct Redlock {
     ttl_ms: u64,
     servers: [RedisServer; SERVERS],
-    /// The request by which each client got the lock, until it gives it back or has lost it.
+    /// The request by which each client holds the lock.
     granted: BTreeMap<Client, Seq>,
     waiting: Vec<Waiting>,
     retry_ms: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Redlock {
 
 #[derive(Clone, Copy, Default)]
 struct RedisServer {
-    /// How far its clock is ahead.
+    /// How far the server's clock is ahead.
     ahead_ms: u64,
     key: Option<Key>,
 }
@@ -161,7 +161,7 @@ impl Redlock {
         (!self.waiting.is_empty()).then_some(self.retry_ms)
     }
 
-    /// Lets those who wait try again, in the order of their arrival.
+    /// Lets waiting clients try again, in the order of their arrival.
     pub(crate) fn fire(&mut self, now: u64, out: &mut Vec<Sent>) {
         if self.next_due().is_none_or(|due| due > now) {
             return;

@@ -11,11 +11,11 @@ const START: i64 = 100;
 /// The account's name at its fence.
 const NAME: &str = "account";
 
-/// What a client has read, and what the account was then.
+/// A balance that a client has read, with the account's version at that time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BalanceRead {
     pub(crate) balance: i64,
-    /// How many writes there had been.
+    /// The number of writes before the read.
     version: usize,
 }
 

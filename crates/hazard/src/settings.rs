@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// The longest of the times that can be chosen, in milliseconds; it bounds a play's work.
+/// Longest time of a setting, in milliseconds; bounds a play's work.
 const TIME_MS_MAX: u64 = 120_000;
-/// The range of the ttl, in milliseconds. Below, the play's slow network would use up the lease.
+/// The range of the ttl, in milliseconds. With a shorter one, the play's slow network would use up the lease.
 const TTL_MS: (u64, u64) = (2_000, 60_000);
 /// The greatest error of the clock of A, in percent.
 const DRIFT_MAX: i64 = 50;

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::settings::{Fence, LockServiceKind, Others, Pause, Settings, SettingsError};
 
-/// A story: what to watch, and the settings that play it.
+/// A story: its text, and the settings that play it.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Story {
     /// Its name on a command line and in an address.
@@ -24,7 +24,7 @@ impl Story {
         (self.settings)()
     }
 
-    /// What the resource can check in this story: Redlock has no tokens to be checked.
+    /// The fences that this story can use: with Redlock there are no tokens to check.
     #[must_use]
     pub fn fences(&self) -> Vec<Fence> {
         let base = self.settings();

@@ -18,7 +18,7 @@ pub enum Action {
     /// The client connects to a leader.
     Connect(u8),
     /// The client receives the message with which the service ended its stream.
-    ToldEnd,
+    EndReceived,
     /// A delayed renewal arrives at its leader.
     Arrive { call: u8, leader: u8, stream: u8 },
     /// A delayed renewal is lost: it never arrives.
@@ -78,7 +78,7 @@ impl fmt::Display for Action {
             Self::SendLate { stream } => write!(f, "client sends on stream {stream}, and it is delayed"),
             Self::Hang => write!(f, "client's stream ends"),
             Self::Connect(to) => write!(f, "client connects to {}", leader(to)),
-            Self::ToldEnd => write!(f, "client is told that its stream ended"),
+            Self::EndReceived => write!(f, "client is told that its stream ended"),
             Self::Arrive { leader: at, stream, .. } => {
                 write!(f, "what was sent on stream {stream} arrives at {}", leader(at))
             }

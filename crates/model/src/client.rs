@@ -36,7 +36,7 @@ impl Model {
                 }
                 actions.push(Action::Hang);
             }
-            CloseProgress::Over => actions.push(Action::ToldEnd),
+            CloseProgress::Over => actions.push(Action::EndReceived),
             CloseProgress::Network | CloseProgress::Socket => {}
         }
     }
@@ -53,7 +53,7 @@ impl Model {
     pub(crate) fn send_late(state: &mut State) {
         let stream = state.client.stream;
         if let Some(free) = state.calls.iter_mut().find(|call| call.stream == 0) {
-            *free = KeepAliveCall { stream, place: CallStage::Network, ..KeepAliveCall::default() };
+            *free = KeepAliveCall { stream, stage: CallStage::Network, ..KeepAliveCall::default() };
         }
     }
 
@@ -83,11 +83,11 @@ impl Model {
         state.late_ack |= call.late;
         if call.stream == state.client.stream {
             state.client.belief = state.client.belief.max(call.worth);
-            state.client.told |= names_revoked;
+            state.client.informed |= names_revoked;
         }
     }
 
-    pub(crate) fn told_end(state: &mut State) {
+    pub(crate) fn end_received(state: &mut State) {
         state.client.stream = 0;
     }
 }

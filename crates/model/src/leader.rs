@@ -20,13 +20,13 @@ impl Model {
         }
         let is_latest = number == state.elected;
         for (call, it) in state.calls.iter().enumerate() {
-            if it.stream > 0 && it.place == CallStage::Socket && state.stream(it.stream).to == number {
+            if it.stream > 0 && it.stage == CallStage::Socket && state.stream(it.stream).to == number {
                 actions.push(Action::Read { call: call as u8, leader: number, stream: it.stream });
             }
         }
         for stream in 1..=state.client.streams {
             let it = state.stream(stream);
-            let unread = |call: &KeepAliveCall| call.stream == stream && call.place == CallStage::Socket;
+            let unread = |call: &KeepAliveCall| call.stream == stream && call.stage == CallStage::Socket;
             if it.to == number && it.end == CloseProgress::Socket && !state.calls.iter().any(unread) {
                 actions.push(Action::ReadEnd { stream, leader: number });
             }
@@ -106,7 +106,7 @@ impl Model {
         let joins = leader.round != QuorumRead::None && !self.has(Rule::LaterRound);
         let names_revoked = leader.revoked && self.has(Rule::NamesRevoked);
         if self.has(Rule::Round) {
-            state.calls[index].place = if joins { CallStage::Round } else { CallStage::Waiting };
+            state.calls[index].stage = if joins { CallStage::Round } else { CallStage::Waiting };
         } else {
             let call = std::mem::take(&mut state.calls[index]);
             Self::heard(state, call, names_revoked);
@@ -149,8 +149,8 @@ impl Model {
         state.leader_mut(number).round = QuorumRead::Asked;
         for index in 0..state.calls.len() {
             let call = state.calls[index];
-            if call.stream > 0 && call.place == CallStage::Waiting && state.stream(call.stream).to == number {
-                state.calls[index].place = CallStage::Round;
+            if call.stream > 0 && call.stage == CallStage::Waiting && state.stream(call.stream).to == number {
+                state.calls[index].stage = CallStage::Round;
             }
         }
     }
@@ -163,7 +163,7 @@ impl Model {
         let names_revoked = leader.revoked && self.has(Rule::NamesRevoked);
         for index in 0..state.calls.len() {
             let call = state.calls[index];
-            if call.stream == 0 || call.place != CallStage::Round || state.stream(call.stream).to != number {
+            if call.stream == 0 || call.stage != CallStage::Round || state.stream(call.stream).to != number {
                 continue;
             }
             state.calls[index] = KeepAliveCall::default();
@@ -186,7 +186,7 @@ impl Model {
     fn mark_old(state: &mut State, leader: u8, old: bool) {
         for index in 0..state.calls.len() {
             let call = state.calls[index];
-            if call.stream > 0 && call.place == CallStage::Socket && state.stream(call.stream).to == leader {
+            if call.stream > 0 && call.stage == CallStage::Socket && state.stream(call.stream).to == leader {
                 state.calls[index].old = old;
             }
         }

@@ -74,7 +74,7 @@ impl stateright::Model for Model {
             Action::SendLate { .. } => Self::send_late(state),
             Action::Hang => self.hang(state),
             Action::Connect(leader) => Self::connect(state, leader),
-            Action::ToldEnd => Self::told_end(state),
+            Action::EndReceived => Self::end_received(state),
             Action::Arrive { call, .. } => Self::arrive(state, usize::from(call)),
             Action::Lose { call, .. } => state.calls[usize::from(call)] = Default::default(),
             Action::EndArrives { stream, .. } => Self::end_arrives(state, stream),
@@ -107,13 +107,13 @@ impl stateright::Model for Model {
             // applies.
             Property::always("P5", |_, it: &State| !it.ended || it.client.belief == 0),
             Property::always("P4", |_, it: &State| {
-                !it.opened || it.ended || it.client.told || it.client.belief == 0
+                !it.opened || it.ended || it.client.informed || it.client.belief == 0
             }),
             Property::always("P6", |_, it: &State| !it.late_ack),
             Property::always("P9", |_, it: &State| !it.hasty_end),
             // Situations that an exploration must reach to be meaningful.
             Property::sometimes("a deposed leader asks for a sign that came too late", |_, it: &State| {
-                it.calls.iter().any(|call| call.late && call.place == CallStage::Round)
+                it.calls.iter().any(|call| call.late && call.stage == CallStage::Round)
             }),
             Property::sometimes("a later leader is confirmed for a sign of life", |_, it: &State| {
                 let confirmed = |leader: u8| {
@@ -140,10 +140,10 @@ impl stateright::Model for Model {
                 it.leaders.iter().any(|leader| leader.closing == Closing::No && cancelled(leader))
             }),
             Property::sometimes("a lock opens whose holder was told", |_, it: &State| {
-                it.opened && it.client.told
+                it.opened && it.client.informed
             }),
             Property::sometimes("a lock opens whose holder was never told", |_, it: &State| {
-                it.opened && !it.client.told
+                it.opened && !it.client.informed
             }),
         ]
     }

@@ -7,7 +7,7 @@ use crate::state::{CallStage, CloseProgress, KeepAliveCall, Role, State, TTL};
 impl Model {
     pub(crate) fn offer_network(&self, state: &State, actions: &mut Vec<Action>) {
         for (number, call) in state.calls.iter().enumerate() {
-            if call.stream > 0 && call.place == CallStage::Network {
+            if call.stream > 0 && call.stage == CallStage::Network {
                 let (call, stream) = (number as u8, call.stream);
                 actions.push(Action::Arrive { call, stream, leader: state.stream(stream).to });
                 actions.push(Action::Lose { call, stream });
@@ -15,7 +15,7 @@ impl Model {
         }
         for number in 1..=state.client.streams {
             let stream = state.stream(number);
-            let on_the_way = |call: &KeepAliveCall| call.stream == number && call.place == CallStage::Network;
+            let on_the_way = |call: &KeepAliveCall| call.stream == number && call.stage == CallStage::Network;
             // Streams are ordered: the end of a stream arrives after every message that arrives at all.
             if stream.end == CloseProgress::Network && !state.calls.iter().any(on_the_way) {
                 actions.push(Action::EndArrives { stream: number, leader: stream.to });
@@ -39,7 +39,7 @@ impl Model {
             leader.alive = TTL;
         }
         let call = &mut state.calls[call];
-        call.place = CallStage::Socket;
+        call.stage = CallStage::Socket;
         call.late = to < elected;
     }
 

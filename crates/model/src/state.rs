@@ -57,7 +57,7 @@ pub(crate) struct ModelClient {
     /// Ticks until the client's lease deadline.
     pub(crate) belief: u8,
     /// The client has received an acknowledgement that names the revoked hold.
-    pub(crate) told: bool,
+    pub(crate) informed: bool,
     /// `stream`: the current stream, 0 for none. `streams`: the number of streams so far.
     pub(crate) stream: u8,
     pub(crate) streams: u8,
@@ -70,7 +70,7 @@ pub(crate) struct KeepAliveCall {
     pub(crate) stream: u8,
     /// Ticks until the client's lease deadline, if the renewal is acknowledged now.
     pub(crate) worth: u8,
-    pub(crate) place: CallStage,
+    pub(crate) stage: CallStage,
     /// The renewal arrived at a leader after a later one was elected.
     pub(crate) late: bool,
     /// The renewal had arrived, but was not read, when the leader's check began.
@@ -224,9 +224,9 @@ impl State {
     }
 
     /// The renewals on streams to this leader, at this stage.
-    pub(crate) fn calls_at(&self, leader: u8, place: CallStage) -> impl Iterator<Item = &KeepAliveCall> {
+    pub(crate) fn calls_at(&self, leader: u8, stage: CallStage) -> impl Iterator<Item = &KeepAliveCall> {
         let there = move |call: &&KeepAliveCall| {
-            call.stream > 0 && call.place == place && self.stream(call.stream).to == leader
+            call.stream > 0 && call.stage == stage && self.stream(call.stream).to == leader
         };
         self.calls.iter().filter(there)
     }
@@ -263,8 +263,8 @@ impl State {
             }
         }
         // Renewals that are read but can no longer extend the client's lease deadline are dropped.
-        self.forget(|call| call.worth == 0 && matches!(call.place, CallStage::Waiting | CallStage::Round));
-        for call in self.calls.iter_mut().filter(|call| call.place != CallStage::Socket) {
+        self.forget(|call| call.worth == 0 && matches!(call.stage, CallStage::Waiting | CallStage::Round));
+        for call in self.calls.iter_mut().filter(|call| call.stage != CallStage::Socket) {
             call.old = false;
         }
         self.calls.sort_unstable();

@@ -49,7 +49,7 @@ pub(crate) struct Lease {
     /// The deadline that this leader gave when it took over; zero for a session opened under this leader. A
     /// closed stream never moves the deadline below this.
     floor: Duration,
-    /// Time of this session's entry in `timers`: at or before `deadline`.
+    /// Time at which `timers` has this session: at or before `deadline`.
     scheduled: Duration,
     /// The highest attach number received on a stream. Calls have no such numbers.
     pub(crate) attach: u64,
@@ -79,7 +79,7 @@ pub(crate) struct Deadlines {
     closed: BTreeMap<Token, Duration>,
     /// Number of sessions by ttl.
     ttls: BTreeMap<Duration, usize>,
-    /// Ended sessions that still have entries in `waits`.
+    /// Ended sessions that are still in `waits`.
     ended: Vec<SessionId>,
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Responsible for: the record of an operator's command is on disk before the command is answered; records
 //! are in the order of their events; the files' size is bounded; refusals, which anybody can cause, are
-//! limited in rate, and those left out are counted. A disk that does not answer holds up only those who wait
+//! limited in rate, and those left out are counted. A disk that does not answer delays only callers that wait
 //! for their records.
 
 use std::borrow::Cow;

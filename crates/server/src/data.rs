@@ -237,7 +237,7 @@ fn failed(options: &ServerOptions) -> impl Fn(OpenError) -> ServeError {
 fn is_node(options: &ServerOptions, found: u64) -> Result<(), ServeError> {
     match options.node {
         Some(node) if node != found => {
-            Err(ServeError::AnotherNode { directory: options.data.clone(), found, told: node })
+            Err(ServeError::AnotherNode { directory: options.data.clone(), found, given: node })
         }
         _ => Ok(()),
     }

@@ -18,7 +18,7 @@ use crate::peers::Arrived;
 
 /// The interval of checks that the data directory still exists. After its deletion, acknowledged writes would
 /// be lost.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// A task for the disk worker, which executes tasks in the order in which they were sent.
 pub(crate) enum Chore {
@@ -92,20 +92,20 @@ impl<D: Disk> Chores<D> {
     /// Runs until all senders of tasks are dropped, or the data directory no longer exists.
     pub(crate) fn run(mut self) {
         let mut writer = None;
-        let mut look = Instant::now() + LOOK_EVERY;
+        let mut next_check = Instant::now() + CHECK_EVERY;
         loop {
-            let chore = match self.todo.recv_timeout(look.saturating_duration_since(Instant::now())) {
+            let chore = match self.todo.recv_timeout(next_check.saturating_duration_since(Instant::now())) {
                 Ok(chore) => Some(chore),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            if Instant::now() >= look {
+            if Instant::now() >= next_check {
                 if !(self.is_in_place)() {
                     // Sending fails only while the process ends.
                     let _ = self.done.send(DiskTaskResult::Gone);
                     return self.inbox.ring();
                 }
-                look = Instant::now() + LOOK_EVERY;
+                next_check = Instant::now() + CHECK_EVERY;
             }
             let Some(chore) = chore else { continue };
             let done = match chore {

@@ -91,8 +91,8 @@ pub enum ServeError {
     },
     /// The data are of another node than the one that was to be started.
     #[error(
-        "the data directory `{directory}` belongs to node {found}, not to node {told}: start it with `--node {found}`, or \
-         give node {told} its own directory"
+        "the data directory `{directory}` belongs to node {found}, not to node {given}: start it with `--node {found}`, or \
+         give node {given} its own directory"
     )]
     AnotherNode {
         /// The data directory.
@@ -100,7 +100,7 @@ pub enum ServeError {
         /// The node that the data belong to.
         found: u64,
         /// The node id that the options give.
-        told: u64,
+        given: u64,
     },
     /// The data directory is of a node that was about to bootstrap or join a cluster with others.
     #[error(

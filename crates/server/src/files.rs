@@ -13,7 +13,7 @@ use crate::error::FileError;
 /// Limit on the size of a file, in bytes.
 pub(crate) const FILE_BYTES_MAX: usize = 1 << 20;
 /// The interval at which the files are compared with those in use.
-const LOOK: Duration = Duration::from_secs(10);
+const CHECK_EVERY: Duration = Duration::from_secs(10);
 
 /// Reads a file of at most [`FILE_BYTES_MAX`] bytes.
 ///
@@ -60,7 +60,7 @@ pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>,
     loop {
         files.iter().for_each(|it| it.after_check());
         let is_asked = tokio::select! {
-            () = tokio::time::sleep(LOOK) => false,
+            () = tokio::time::sleep(CHECK_EVERY) => false,
             () = wake.notified() => true,
         };
         for (it, failed) in files.iter().zip(&mut failed) {

@@ -38,7 +38,7 @@ pub(crate) struct Leadership {
     node: u64,
     patience: Duration,
     /// The last leader that was logged, and its term.
-    told: Option<(u64, u64)>,
+    logged: Option<(u64, u64)>,
     /// The start of the present period without a leader, and whether that period was logged already.
     without: Option<(Instant, bool)>,
 }
@@ -46,12 +46,12 @@ pub(crate) struct Leadership {
 impl Leadership {
     /// `node` is this node's id; `election_timeout` scales the delay before a missing leader is logged.
     pub(crate) fn new(node: u64, election_timeout: Duration) -> Self {
-        Self { node, patience: election_timeout * PATIENCE, told: None, without: None }
+        Self { node, patience: election_timeout * PATIENCE, logged: None, without: None }
     }
 
     /// Returns the lines to log. `leader` is the node that leads in `term`, perhaps this one; `None` if this
     /// node knows no leader. `reached` is called only if a line lists the voters' connections.
-    pub(crate) fn look(
+    pub(crate) fn update(
         &mut self,
         now: Instant,
         leader: Option<u64>,
@@ -60,23 +60,23 @@ impl Leadership {
     ) -> Vec<LeadershipLine> {
         let (mut lines, node) = (Vec::new(), self.node);
         let line = |is_warning, text| LeadershipLine { is_warning, term, leader, text };
-        if self.told.is_some_and(|(told, _)| told == node) && leader != Some(node) {
+        if self.logged.is_some_and(|(logged, _)| logged == node) && leader != Some(node) {
             lines.push(line(false, format!("node {node} leads no more, term {term}")));
-            self.told = None;
+            self.logged = None;
         }
         let Some(leader) = leader else {
-            let (since, is_told) = self.without.get_or_insert((now, false));
+            let (since, is_logged) = self.without.get_or_insert((now, false));
             let so_far = now.saturating_duration_since(*since);
-            if !*is_told && so_far >= self.patience {
-                *is_told = true;
+            if !*is_logged && so_far >= self.patience {
+                *is_logged = true;
                 let text = format!("no leader known for {:.1} s; {}", so_far.as_secs_f64(), reached());
                 lines.push(line(true, text));
             }
             return lines;
         };
-        let spell = self.without.take().filter(|(_, is_told)| *is_told);
-        if self.told != Some((leader, term)) || spell.is_some() {
-            self.told = Some((leader, term));
+        let spell = self.without.take().filter(|(_, is_logged)| *is_logged);
+        if self.logged != Some((leader, term)) || spell.is_some() {
+            self.logged = Some((leader, term));
             let after = spell.map_or_else(String::new, |(since, _)| {
                 let took = now.saturating_duration_since(since).as_secs_f64();
                 format!(": there is a leader again after {took:.1} s without")
@@ -145,7 +145,7 @@ mod tests {
             let now = self.start + TIMEOUT * timeouts;
             let voters = Configuration { voters: vec![1, 2, 3], ..Configuration::default() };
             let reached = || Reached::new(2, &voters, &BTreeSet::from([3, 9]));
-            let lines = self.leadership.look(now, leader, term, reached);
+            let lines = self.leadership.update(now, leader, term, reached);
             lines
                 .into_iter()
                 .map(|line| format!("{}{}", if line.is_warning { "! " } else { "" }, line.text))

@@ -35,7 +35,7 @@
 //!
 //! # Invariants
 //!
-//! - A data directory has one owner; another process is refused by name and pid.
+//! - A data directory has one owner; the error of a second process names the owner's pid.
 //! - No single request of a stream has a task, a channel or an allocation of its own.
 //! - A failed write or sync of the log ends the process; it is never retried (P10).
 //! - `linger` starts only when FIN, RST, END_STREAM, RST_STREAM or the end of TLS was read from the client. A

@@ -29,10 +29,10 @@ use crate::observe;
 use crate::peers::{Arrived, Peers};
 use crate::traces::AcquireTracer;
 
-/// The requests handled in one turn, by their weight in the inbox: those that take about [`TURN`]. The next
-/// turn may be of others, so this bounds how long a caller waits for what another one has asked.
+/// The requests handled in one turn, by their weight in the inbox: those that take about [`TURN`]. Bounds how
+/// long a caller waits for the requests of another, since the next turn may be another caller's.
 const TURN_REQUESTS: usize = 1 << 8;
-/// See [`TURN_REQUESTS`]: as measured.
+/// Measured duration of a turn of [`TURN_REQUESTS`].
 const TURN: Duration = Duration::from_micros(500);
 /// Most requests handled in one turn, see [`turn_requests`]. Bounds the delay of keep-alives.
 const TURN_REQUESTS_MAX: usize = 1 << 14;
@@ -131,7 +131,7 @@ impl<D: Disk> NodeThread<D> {
                 }
             }
             self.hand_over(&mut outputs)?;
-            self.tell_leader(begun);
+            self.log_leader(begun);
             if requests > 0 {
                 observe::turn(requests, begun.elapsed());
             }
@@ -261,11 +261,11 @@ impl<D: Disk> NodeThread<D> {
         result
     }
 
-    fn tell_leader(&mut self, now: Instant) {
+    fn log_leader(&mut self, now: Instant) {
         let Self { replica, peers, node, leadership, .. } = self;
         let leader = if replica.is_ready() { Some(*node) } else { replica.follows() };
         let reached = || Reached::new(*node, &replica.members().configuration, &peers.connected());
-        let lines = leadership.look(now, leader, replica.term(), reached);
+        let lines = leadership.update(now, leader, replica.term(), reached);
         lines.into_iter().for_each(LeadershipLine::log);
     }
 

@@ -141,7 +141,7 @@ fn run_node(mut options: ServerOptions, ready: OnReady<'_>) -> Result<(), ServeE
     data::refuse_foreign(&options.data)?;
     let disk = DataDirectory::own(&options.data).map_err(ServeError::Directory)?;
     let advertised = advertised(&options, address);
-    let addresses = Addresses { client: &advertised, peer: peers.as_ref().map_or("", |it| &it.told) };
+    let addresses = Addresses { client: &advertised, peer: peers.as_ref().map_or("", |it| &it.advertised) };
     let (data, peers) = match data::open(&disk, &options, addresses)? {
         DirectoryContents::Data(data) => {
             if let Some(tls) = &tls {
@@ -156,7 +156,7 @@ fn run_node(mut options: ServerOptions, ready: OnReady<'_>) -> Result<(), ServeE
                 node: options.node.unwrap_or_default(),
             })?;
             // Otherwise a service manager that starts the nodes one after the other would wait for the first
-            // one, and that for the second.
+            // node, which waits for the second.
             notify(NotifyState::Ready);
             let (keeper, told) = (disk.clone(), options.clone());
             let keep = move |candidate: &Candidate| data::stand(&keeper, &told, candidate);
@@ -287,27 +287,27 @@ struct Peering {
     listener: TcpListener,
     /// The address that other nodes are given if neither `--cluster` nor the data have one; empty if
     /// `listener` is bound to a wildcard address.
-    told: String,
+    advertised: String,
 }
 
 impl Peering {
     fn new(address: SocketAddr, typed: String) -> Result<Self, ServeError> {
         let (listener, address) = listen(address)?;
-        let told = match address.ip().is_unspecified() {
+        let advertised = match address.ip().is_unspecified() {
             true => String::new(),
             false if typed.ends_with(":0") => address.to_string(),
             false => typed,
         };
-        Ok(Self { listener, told })
+        Ok(Self { listener, advertised })
     }
 
     /// Listens at this node's peer address in the data. `None` for a node that is alone and has no peer
     /// address.
     fn of_data<D: Disk>(options: &ServerOptions, data: &Data<D>) -> Result<Option<Self>, ServeError> {
         let (mut nodes, node) = (data.nodes(), data.founding.node);
-        let told = nodes.remove(&node).map(|member| member.peer_address).unwrap_or_default();
-        match told.is_empty() {
-            false => Self::new(options.allowed(&told)?, told).map(Some),
+        let advertised = nodes.remove(&node).map(|member| member.peer_address).unwrap_or_default();
+        match advertised.is_empty() {
+            false => Self::new(options.allowed(&advertised)?, advertised).map(Some),
             true if nodes.is_empty() => Ok(None),
             // The node was bootstrapped alone and other nodes were added: without a peer address it would
             // wait for them forever, without an error.
@@ -360,7 +360,7 @@ impl Started {
             let own = members.nodes.get(&data.founding.node).map(|member| member.peer_address.clone());
             let listed = options.cluster.get(&data.founding.node).cloned();
             // Precedence: `--cluster`, then the address in the data, then the listening address.
-            let peer = listed.or(own.filter(|own| !own.is_empty())).unwrap_or(peering.told);
+            let peer = listed.or(own.filter(|own| !own.is_empty())).unwrap_or(peering.advertised);
             let addresses = Addresses { client: advertised, peer: &peer };
             let timeout = options.election_timeout;
             let directory = Directory::new(data.founding.clone(), addresses, members, rules, timeout, tls);

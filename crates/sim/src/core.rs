@@ -271,7 +271,7 @@ impl Happening {
     }
 
     /// Whether the event is traced. Frequent events are not; their effects are.
-    pub(crate) fn is_told(&self) -> bool {
+    pub(crate) fn is_traced(&self) -> bool {
         !matches!(
             self,
             Self::NodeTurn { .. }

@@ -28,13 +28,13 @@ mod node;
 mod oracle;
 mod peers;
 mod raw_client;
+mod report_text;
 mod resource;
 mod rng;
 mod scenario;
-mod tell;
 mod trace;
 mod world;
 
 pub use oracle::{BrokenPromise, Coverage};
-pub use tell::told;
+pub use report_text::report_text;
 pub use world::{RunReport, run};

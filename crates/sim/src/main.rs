@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use lockkeeper_sim::mutants::{self, Mutant};
-use lockkeeper_sim::{Coverage, run, told};
+use lockkeeper_sim::{Coverage, report_text, run};
 
 /// Simulates a small cluster and its clients under virtual time, by seed.
 #[derive(Parser)]
@@ -79,7 +79,7 @@ fn main() -> ExitCode {
         }
         if report.failure.is_some() {
             failures += 1;
-            println!("{}", told(&report, mutant));
+            println!("{}", report_text(&report, mutant));
         }
     }
     let (took, virtual_time) = (begun.elapsed(), Duration::from_nanos(virtual_nanos));

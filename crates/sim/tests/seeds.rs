@@ -1,7 +1,7 @@
 //! Runs of seeds in which every promise must hold, divided into tests that run in parallel. A failure prints
 //! the replay command.
 
-use lockkeeper_sim::{Coverage, run, told};
+use lockkeeper_sim::{Coverage, report_text, run};
 
 /// Seeds in each test, with `cargo xtask test` and with its `--long`; for a longer run use `cargo xtask sim
 /// --seeds 5000`.
@@ -15,7 +15,7 @@ fn part(number: u64) -> Coverage {
         let report = run(seed, None, false);
         seen.add(report.seen);
         if report.failure.is_some() {
-            broken.push(told(&report, None));
+            broken.push(report_text(&report, None));
         }
     }
     assert!(broken.is_empty(), "{} of {seeds} seeds failed:\n{}", broken.len(), broken.join("\n"));

@@ -6,12 +6,12 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// How long an attempt is alone, before the next one begins beside it: an address that swallows packets costs
-/// this time, and not the time limit of an attempt.
+/// How long an attempt runs before the next one starts in parallel: an address that drops packets costs this
+/// time, and not the time limit of an attempt.
 pub const HEAD_START: Duration = Duration::from_millis(250);
 
-/// The first success. The next attempt begins once the last one has failed, or after `head_start`. Attempts
-/// have time limits of their own; those that are left are dropped.
+/// Returns the first success. The next attempt begins once the last one has failed, or after `head_start`.
+/// Attempts have their own time limits; the remaining ones are dropped after a success.
 ///
 /// # Errors
 /// The errors of all, in the order of the attempts.

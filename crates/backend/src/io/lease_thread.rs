@@ -114,8 +114,8 @@ impl LeaseThread {
     }
 }
 
-/// Takes a thread for DNS lookups now and keeps it: tokio panics if it is refused later, when a connection is
-/// lost.
+/// Starts a thread for DNS lookups now and keeps it: tokio panics if the system refuses it later, when a
+/// connection is lost.
 fn take_blocking_thread(runtime: &Runtime) -> io::Result<()> {
     // tokio would panic here, too. Two are tried for one, since the system counts a thread for a moment after
     // its end.
@@ -136,7 +136,7 @@ pub fn start_runtime_thread(
     prepare: fn(&Runtime) -> io::Result<()>,
     work: impl FnOnce(Runtime) + Send + 'static,
 ) -> io::Result<Handle> {
-    /// Longer than any process lives.
+    /// Keep-alive of idle threads: longer than any process lives.
     const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
     let (tell, told) = mpsc::channel();
     // The runtime is built on its thread: if the thread is refused, it would be dropped here, and that panics

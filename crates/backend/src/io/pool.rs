@@ -43,7 +43,7 @@ pub trait Connect: Send + Sync + 'static {
 /// Bounds of a pool.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolLimits {
-    /// Shared connections of one runtime. A small number: each call looks at all of them.
+    /// Shared connections of one runtime. A small number: each call scans all of them.
     pub shared_each: usize,
     /// Connections of all runtimes together.
     pub total: usize,
@@ -65,7 +65,7 @@ struct PoolInner<C: Connect> {
 }
 
 struct PoolState<T> {
-    /// The connections that may be handed out, by runtime; the one that was returned last is last.
+    /// The connections that may be handed out, by runtime; the most recently returned one is last.
     available: HashMap<Id, Members<T>>,
     /// The runtimes on which a shared connection is being opened.
     opening: HashSet<Id>,
@@ -149,10 +149,10 @@ impl<C: Connect> Pool<C> {
             changed.as_mut().enable();
             match self.0.least_used() {
                 Ok(used) => return used,
-                Err(look_again) => {
+                Err(retry_at) => {
                     tokio::select! {
                         () = changed => {}
-                        () = sleep_until(look_again) => {}
+                        () = sleep_until(retry_at) => {}
                     }
                 }
             }
@@ -170,7 +170,7 @@ impl<C: Connect> Pool<C> {
         used
     }
 
-    /// A connection that nobody else uses until the returned value is dropped: an idle one of the current
+    /// A connection for exclusive use until the returned value is dropped: an idle one of the current
     /// runtime, or a new one.
     ///
     /// # Errors
@@ -216,7 +216,7 @@ impl<C: Connect> PoolInner<C> {
         }
     }
 
-    /// The shared connection with the fewest users. `Err`: when to look again.
+    /// The shared connection with the fewest users. `Err`: when to try again.
     fn least_used(self: &Arc<Self>) -> Result<Used<C>, Instant> {
         let runtime = Handle::current();
         let id = runtime.id();
@@ -243,7 +243,7 @@ impl<C: Connect> PoolInner<C> {
         if let Some(member) = &least {
             member.users.fetch_add(1, Ordering::Relaxed);
         }
-        let look_again = if is_opening { now + PAUSES.1 } else { state.not_before.max(now + PAUSES.0) };
+        let retry_at = if is_opening { now + PAUSES.1 } else { state.not_before.max(now + PAUSES.0) };
         // The spawned task takes this lock when it is dropped, which happens at once if the runtime is
         // shutting down.
         drop(guard);
@@ -251,7 +251,7 @@ impl<C: Connect> PoolInner<C> {
             let opening = Opening { pool: self.clone(), runtime: id };
             runtime.spawn(opening.run(permit));
         }
-        least.map(|member| Used { pool: self.clone(), member, alone: false }).ok_or(look_again)
+        least.map(|member| Used { pool: self.clone(), member, alone: false }).ok_or(retry_at)
     }
 
     /// Removes unusable connections and frees their permits, even if they still have users. The caller drops

@@ -1,19 +1,19 @@
-//! Entries that were ended while an attempt of theirs was under way.
+//! Lease-store entries that were ended while an attempt of theirs was under way.
 
 use std::collections::VecDeque;
 
 use super::store::EntryId;
 
-/// How many are remembered: such an attempt waits for a lease or a session, for as long as its time limit at
-/// most.
+/// Maximum number of remembered entries. An attempt waits for a lease or a session only until its time limit,
+/// so old ones can be forgotten.
 const ENDED_MAX: usize = 1024;
 
-/// The entries whose attempts must not begin any more.
+/// The entries whose attempts must no longer begin.
 #[derive(Default)]
 pub struct EndedEntries(VecDeque<EntryId>);
 
 impl EndedEntries {
-    /// Remembers an entry. Beyond the bound, the one remembered longest is forgotten.
+    /// Remembers an entry. Beyond the bound, the oldest one is forgotten.
     pub fn record(&mut self, entry: &EntryId) {
         if self.contains(entry) {
             return;

@@ -3,24 +3,24 @@
 use crate::call::CallError;
 use crate::error::{BackendError, BackendErrorKind};
 
-/// A failed call. `A`: an answer of this service that the caller may expect.
+/// A failed call. `A`: a definite answer of this service that callers handle.
 #[derive(Clone, Debug)]
 pub enum StoreFailure<A> {
-    /// No answer, or one after which the call may be repeated.
+    /// No answer, or an answer after which the call may be repeated.
     Silent(CallError),
-    /// The service answered so.
+    /// The service gave this answer.
     Answered(A),
-    /// The service refuses it.
+    /// The service refuses the call.
     Refused(BackendError),
 }
 
 impl<A> StoreFailure<A> {
     /// Nothing was sent, or the service did nothing.
     pub const NOT_DONE: Self = Self::Silent(CallError::NOT_SENT);
-    /// The service may have executed it, or may still execute it.
+    /// The service may have executed the call, or may still execute it.
     pub const IN_DOUBT: Self = Self::Silent(CallError::IN_DOUBT);
 
-    /// The service refused it with this text, did nothing, and a later call may succeed.
+    /// A temporary refusal with this text: the service did nothing, and a later call may succeed.
     pub fn passing(text: String) -> Self {
         Self::Silent(CallError::refused(BackendError::new(BackendErrorKind::Unreachable, text)))
     }

@@ -1,4 +1,4 @@
-//! What a client stores beside its place in a queue, for display and for an operator's break.
+//! The note that a client stores with its queue entry, for display and for an operator's break.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -20,8 +20,8 @@ pub struct Note {
     /// The purpose: `key=value` lines.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub meta: String,
-    /// The client, for services where each client has a place for messages, and the entry that a message is
-    /// about.
+    /// The client and the entry, for services where each client has a mailbox: a message is sent to `client`,
+    /// about `entry`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub client: String,
     /// See `client`.
@@ -30,10 +30,10 @@ pub struct Note {
     /// For how many ms the lock stays closed if the hold expires.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub closes_ms: u64,
-    /// The hold has ended, and the lock is closed until this expires.
+    /// The hold has ended, and the lock stays closed until the value expires.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub closed: bool,
-    /// Of a request for a permit.
+    /// Set for a permit request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permit: Option<NotePermit>,
     /// The value of the hold, in Base64.

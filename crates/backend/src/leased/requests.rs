@@ -32,9 +32,8 @@ struct LeasedRequest {
     wake_up: Arc<WakeUp>,
     stage: Stage,
     attempts: Attempts,
-    /// How many times the entry was not renewed while its grant may have been on its way: a keep-alive did
-    /// not find the entry, or an operator had broken it. The hold may then expire before the session's
-    /// deadline.
+    /// How many keep-alives did not renew the entry while its grant may have been on its way, because they
+    /// did not find it or an operator had broken it. The hold may then expire before the session's deadline.
     missed: u64,
     /// When its end was first requested.
     ends_since: Option<BootInstant>,
@@ -43,9 +42,9 @@ struct LeasedRequest {
 /// The attempts of a request so far.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Attempts {
-    /// One was sent, or may have been: the entry may exist and must be ended.
+    /// An attempt was sent, or may have been: the entry may exist and must be ended.
     pub(super) sent: bool,
-    /// One was sent and not answered: it may arrive late, even after a later one was granted.
+    /// An attempt was sent and not answered: it may arrive late, even after a later one was granted.
     doubt: bool,
 }
 

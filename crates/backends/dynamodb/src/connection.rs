@@ -1,4 +1,4 @@
-//! The client of AWS's SDK, one for each runtime, and what its errors mean (P12).
+//! One client of AWS's SDK for each runtime, and the classification of the SDK's errors (P12).
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -30,11 +30,12 @@ use super::settings::Settings;
 
 /// Each runtime has one client, with connections of its own, dropped after a minute without use.
 const LIMITS: PoolLimits = PoolLimits { shared_each: 1, total: 256, idle: Duration::from_secs(60) };
-/// Time limit for finding out region and credentials.
+/// Time limit for resolving region and credentials.
 const CONFIGURE: Duration = Duration::from_secs(10);
-/// Credentials that tell no expiry count as expired after this time, of which AWS's library takes 10 s off:
-/// so a hold with a ttl of 30 s outlives those that another program replaces.
-const LOOK_AGAIN: Duration = Duration::from_secs(20);
+/// Credentials without an expiry count as expired after this time, less a margin of 10 s that AWS's library
+/// subtracts. So when another program replaces credentials, they are read again within the ttl of a hold of
+/// 30 s.
+const CREDENTIALS_LIFE: Duration = Duration::from_secs(20);
 /// The codes of errors about this client's identity and permissions.
 const DENIED: [&str; 7] = [
     "AccessDeniedException",
@@ -47,7 +48,7 @@ const DENIED: [&str; 7] = [
 ];
 /// The codes of errors after which DynamoDB has done nothing, and a later try may succeed.
 const BUSY: [&str; 6] = [
-    // The next credentials may be there soon.
+    // New credentials may arrive soon.
     "ExpiredTokenException",
     "LimitExceededException",
     "ProvisionedThroughputExceededException",
@@ -56,19 +57,19 @@ const BUSY: [&str; 6] = [
     "TransactionConflictException",
 ];
 
-/// Longest pause after the first of those errors; half of it on average. The SDK's own repeats begin with it,
-/// too: by default they begin with a second, and the time limit of a call would end before its refusal is
-/// known.
+/// Longest pause after the first error in [`BUSY`]; half of it on average. Also the first backoff of the
+/// SDK's own retries: with the SDK's default of one second, a call would time out before it returns the
+/// refusal.
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
-/// Largest answer. A page of a scan has at most 1 MiB of items, which take several times as much in JSON if
-/// they are small; two items have 800 KiB.
+/// Largest response. A page of a scan has at most 1 MiB of items, and small items take several times as much
+/// in JSON; two items have at most 800 KiB.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// Why a call has no usable answer.
 pub(super) type DynamoFailure = StoreFailure<UnmetCondition>;
 
-/// An item is not as the request expects it.
+/// The condition of a write was not met.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UnmetCondition;
 
@@ -100,8 +101,7 @@ pub(super) fn client(config: &SdkConfig) -> Result<Client, BackendError> {
     Ok(Client::from_conf(config.http_client(http_client).interceptor(AnswerLimit).build()))
 }
 
-/// Makes answers above [`ANSWER_BYTES_MAX`] an error: the SDK would read them into memory as far as they
-/// arrive in time.
+/// Rejects responses above [`ANSWER_BYTES_MAX`]: the SDK itself has no limit.
 #[derive(Debug)]
 struct AnswerLimit;
 
@@ -122,9 +122,8 @@ impl Intercept for AnswerLimit {
     }
 }
 
-/// Connections, with the TLS library that the rest of the program uses, and by the proxy that `HTTPS_PROXY`
-/// names. An emulator without TLS is reached directly, and so are the addresses from which machines get their
-/// credentials.
+/// An HTTP client with the program's TLS library and the proxy of `HTTPS_PROXY`. Emulators without TLS and
+/// the addresses that give machines their credentials are reached directly.
 fn http_client() -> Result<SharedHttpClient, BackendError> {
     let variable = |names: [&str; 2]| names.iter().find_map(|name| std::env::var(name).ok());
     let proxy = variable(["HTTPS_PROXY", "https_proxy"]).filter(|proxy| !proxy.is_empty());
@@ -189,12 +188,12 @@ pub(super) async fn configure(settings: &Settings) -> Result<SdkConfig, BackendE
     Ok(config)
 }
 
-/// The credentials of AWS's tools, found out anew whenever they may have changed: a profile's file is
-/// rewritten, and its process called again, by programs that don't always say when their credentials expire.
+/// The credentials of AWS's tools, resolved again whenever they may have changed: the programs that rewrite a
+/// profile's file, or that a profile calls, do not always give an expiry.
 #[derive(Debug)]
 struct FreshCredentials {
     http_client: SharedHttpClient,
-    /// `None`: that of AWS's tools.
+    /// `None`: the region of AWS's tools.
     region: Option<Region>,
 }
 
@@ -213,7 +212,7 @@ impl ProvideCredentials for FreshCredentials {
                 DefaultCredentialsChain::builder().configure(configured.with_region(region)).build().await;
             let mut found = chain.provide_credentials().await?;
             if found.expiry().is_none() {
-                *found.expiry_mut() = SystemTime::now().checked_add(LOOK_AGAIN);
+                *found.expiry_mut() = SystemTime::now().checked_add(CREDENTIALS_LIFE);
             }
             Ok(found)
         })
@@ -251,7 +250,7 @@ impl DynamoClients {
         answer.map_err(|error| failure(&error))
     }
 
-    /// As [`Self::by`], for a call that is sent again while DynamoDB is too busy for it.
+    /// As [`Self::by`], but repeats the call until the deadline while DynamoDB returns an error in [`BUSY`].
     pub(super) async fn patiently<T, E, F>(
         &self,
         deadline: Instant,
@@ -276,7 +275,7 @@ impl DynamoClients {
     }
 }
 
-/// What an error means.
+/// Classifies an error.
 fn failure<E>(error: &SdkError<E>) -> DynamoFailure
 where
     E: ProvideErrorMetadata + std::error::Error + 'static,
@@ -298,7 +297,7 @@ where
         "ResourceNotFoundException" => {
             refused(BackendErrorKind::Operator, format!("{told} (the table, in this region)"))
         }
-        // For a transaction that is still under way, and for failures within DynamoDB.
+        // The transaction is still under way, or DynamoDB itself has failed.
         _ if service.raw().status().is_server_error() || code == "TransactionInProgressException" => {
             DynamoFailure::passing(told).in_doubt()
         }

@@ -63,7 +63,7 @@ impl DynamoStore {
             for item in page.items().iter().filter_map(|item| self.attributes.read(item)) {
                 let Some(name) = Attributes::name_of(&item.name) else { continue };
                 let is_wanted = prefix.is_none_or(|prefix| *prefix == name || prefix.is_above(name.as_str()));
-                if is_wanted && !item.holders.is_empty() {
+                if is_wanted && !item.holds.is_empty() {
                     locks.insert(name.clone(), info(name, Some(&item)));
                 }
             }
@@ -96,7 +96,7 @@ impl DynamoStore {
     async fn break_inner(&self, order: &BreakOrder) -> Result<Broken, DynamoFailure> {
         let deadline = Instant::now() + LIMIT;
         let (item, _) = self.read(&order.name, deadline).await?;
-        let mut holders = item.iter().flat_map(|item| &item.holders);
+        let mut holders = item.iter().flat_map(|item| &item.holds);
         let Some((owner, held)) = holders.find(|(_, held)| held.token == Some(order.token)) else {
             return Ok(Broken::NotCurrent { live: live(item.as_ref()) });
         };
@@ -115,16 +115,16 @@ impl DynamoStore {
 
 /// The tokens of the holders, without those whose holds are being broken.
 fn live(item: Option<&LockItem>) -> Vec<Token> {
-    let holders = item.iter().flat_map(|item| item.holders.values());
+    let holders = item.iter().flat_map(|item| item.holds.values());
     holders.filter(|held| held.revocation.is_none()).filter_map(|held| held.token).collect()
 }
 
-/// `item`: the lock's item, if it has one. Waiters leave no trace at DynamoDB.
+/// `item`: the lock's item, if it has one. Waiters are unknown: they write nothing to DynamoDB.
 fn info(name: LockName, item: Option<&LockItem>) -> LockInfo {
     let holder = |(owner, held): (&String, &ItemHolder)| {
         let shown = shown_owner(owner, held);
         shown_holder(held.token, held.mode, shown, held.note.clone(), held.revocation.clone())
     };
-    let holders: Vec<HolderInfo> = item.iter().flat_map(|item| &item.holders).map(holder).collect();
+    let holders: Vec<HolderInfo> = item.iter().flat_map(|item| &item.holds).map(holder).collect();
     LockInfo::held_by(name, holders)
 }

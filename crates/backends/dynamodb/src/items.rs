@@ -1,8 +1,8 @@
-//! The items of a lock: the lock's own, in the layout of other lock clients of DynamoDB, and one with its
-//! last token, which those don't know.
+//! The two items of a lock: the lock item, in the layout of other lock clients of DynamoDB, and the fence
+//! item, with the lock's last token, which only this library uses.
 //!
-//! A lock that is held shared has an owner of its own, and a map of its holders. Each renewal of one of these
-//! changes the item's version, too: to other clients it is a lock with one holder.
+//! The lock item of a shared lock has the fixed owner [`SHARED`] and a map of the holders. Each holder's
+//! renewal also changes the item's version, so other clients see one live holder.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -12,14 +12,14 @@ use lockkeeper_backend::leased::{Attempt, Entry, EntryId, Note, Revocation};
 use lockkeeper_backend::{BackendError, BackendErrorKind};
 use lockkeeper_core::{LockName, Mode, ModeKind, Token};
 
-/// Ends the key of the item with a lock's last token.
+/// Suffix of the key of a fence item.
 const FENCE: &str = "#fence";
-/// The attribute of a token, in both items.
+/// The attribute of the token, in both items.
 pub(super) const TOKEN: &str = "token";
-/// What this library stores for display in the lock's item, and an operator's break; both JSON.
+/// The attribute of this library's note (for display, and an operator's break), in JSON.
 const NOTE: &str = "lockkeeper";
 pub(super) const BREAK: &str = "lockkeeperBreak";
-/// Begins the owner of each hold of this library.
+/// Prefix of the owners of this library's holds.
 const OWNER: &str = "lockkeeper/";
 /// The owner of a lock that is held shared, and the attribute with its holders by their owners.
 pub(super) const SHARED: &str = "lockkeeper/shared";
@@ -27,9 +27,9 @@ pub(super) const READERS: &str = "lockkeeperReaders";
 /// The attributes of a shared holder; token, note and break are as in a lock's item.
 pub(super) const READER_VERSION: &str = "version";
 const READER_LEASE: &str = "lease";
-/// For how long an item that only a crashed holder would leave exists beyond its ttl, where items have an
-/// expiry. More than any ttl and lock-delay: the expiry that one shared holder writes must not be before the
-/// end of another's lease.
+/// How long after its ttl DynamoDB may delete an abandoned item, in layouts with an expiry. Longer than any
+/// ttl and lock-delay, so that the expiry written by one shared holder is never before the end of another's
+/// lease.
 const EXPIRY: Duration = Duration::from_secs(3 * 3600);
 
 pub(super) type Item = HashMap<String, AttributeValue>;
@@ -51,7 +51,7 @@ pub(super) struct Attributes {
 }
 
 impl Attributes {
-    /// Of the client in Java by AWS Labs, and its ports.
+    /// The layout of AWS Labs' Java client and its ports.
     pub(super) fn awslabs() -> Self {
         Self {
             key: "key".to_owned(),
@@ -64,7 +64,7 @@ impl Attributes {
         }
     }
 
-    /// Of `python_dynamodb_lock`.
+    /// The layout of `python_dynamodb_lock`.
     pub(super) fn python() -> Self {
         Self {
             key: "lock_key".to_owned(),
@@ -117,7 +117,7 @@ impl Attributes {
         item
     }
 
-    /// Milliseconds as text, or seconds as a number.
+    /// A lease in the layout's unit: milliseconds as text, or seconds as a number.
     pub(super) fn lease_of(&self, ttl: Duration) -> AttributeValue {
         match self.expiry {
             None => AttributeValue::S(ttl.as_millis().to_string()),
@@ -125,7 +125,7 @@ impl Attributes {
         }
     }
 
-    /// Reads a lock's item; `None` if it is no lock's.
+    /// Decodes a lock item; `None` for any other item.
     pub(super) fn read(&self, item: &Item) -> Option<LockItem> {
         let lease = match (item.get(self.lease)?, self.expiry) {
             (AttributeValue::S(ms), None) => Duration::from_millis(ms.parse().ok()?),
@@ -148,7 +148,7 @@ impl Attributes {
             }
         } else {
             let holder = ItemHolder::read(item, ModeKind::Exclusive, version.clone(), lease);
-            // Another client that takes over an item in place leaves a token in it that is not its own.
+            // Another client that takes an item over leaves the previous holder's token in it.
             let is_own = owner.starts_with(OWNER);
             let holder = ItemHolder { token: holder.token.filter(|_| is_own), ..holder };
             holders.insert(owner.clone(), holder);
@@ -162,7 +162,7 @@ impl Attributes {
     }
 }
 
-/// A name whose item would be another lock's item with the last token.
+/// Refuses a name whose lock item would have the key of another lock's fence item.
 pub(super) fn refused_name(name: &LockName) -> Option<BackendError> {
     name.as_str().ends_with(FENCE).then(|| {
         let what =
@@ -171,8 +171,8 @@ pub(super) fn refused_name(name: &LockName) -> Option<BackendError> {
     })
 }
 
-/// The owner that an entry has in its item. It is unique, and so identifies the hold; the version does not,
-/// since every renewal changes it.
+/// The owner of a lease-store entry in its item. Identifies the hold: it is unique, while the version changes
+/// with every renewal.
 pub(super) fn owner(entry: &EntryId) -> String {
     format!("{OWNER}{entry}")
 }
@@ -198,8 +198,8 @@ fn note(attempt: &Attempt) -> AttributeValue {
     AttributeValue::S(String::from_utf8(Note::of(attempt).bytes()).unwrap_or_default())
 }
 
-/// The time at which DynamoDB may delete the item of an entry that is not renewed any more. By this machine's
-/// clock, as in the client whose layout has it: it is hours later than necessary.
+/// The time at which DynamoDB may delete the item of an entry that is no longer renewed. By this machine's
+/// wall clock, as in AWS Labs' client; the margin is [`EXPIRY`].
 pub(super) fn expires(entry: &Entry) -> AttributeValue {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     AttributeValue::N((now + entry.ttl + EXPIRY).as_secs().to_string())
@@ -228,7 +228,7 @@ pub(super) struct LockItem {
     pub(super) version: String,
     /// For how long other clients observe the version.
     pub(super) lease: Duration,
-    /// By their owners; none if the lock was released.
+    /// The holders by owner; empty if the lock was released.
     pub(super) holders: BTreeMap<String, ItemHolder>,
 }
 
@@ -238,7 +238,7 @@ pub(super) struct ItemHolder {
     pub(super) mode: ModeKind,
     /// Changes with every acquire and renewal.
     pub(super) version: String,
-    /// The holder is dead if the version is the same for so long.
+    /// The holder is dead if the version stays the same for this long.
     pub(super) lease: Duration,
     /// `None` if the holder is another client.
     pub(super) token: Option<Token>,
@@ -260,14 +260,14 @@ impl ItemHolder {
 }
 
 impl LockItem {
-    /// Whether it can have further shared holders.
+    /// Whether further shared holders may join.
     pub(super) fn is_shared(&self) -> bool {
-        self.owner == SHARED && !self.holders.is_empty()
+        self.owner == SHARED && !self.holds.is_empty()
     }
 
     /// The first holder's owner, for display.
     pub(super) fn shown_owner(&self) -> Option<String> {
-        self.holders.iter().next().map(|(owner, holder)| shown_owner(owner, holder))
+        self.holds.iter().next().map(|(owner, holder)| shown_owner(owner, holder))
     }
 }
 
@@ -313,7 +313,7 @@ mod tests {
     }
 
     fn holder_of(item: &LockItem) -> (Duration, Option<Token>, String) {
-        let (owner, holder) = item.holders.iter().next().unwrap();
+        let (owner, holder) = item.holds.iter().next().unwrap();
         (holder.lease, holder.token, shown_owner(owner, holder))
     }
 
@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(holder_of(&read), (Duration::from_millis(2500), Token::new(5), "ana".to_owned()));
         let mut released = item;
         released.insert("isReleased".to_owned(), text("1"));
-        assert!(attributes.read(&released).unwrap().holders.is_empty());
+        assert!(attributes.read(&released).unwrap().holds.is_empty());
     }
 
     #[test]
@@ -353,7 +353,7 @@ mod tests {
             assert!(read.is_shared());
             assert_eq!((read.version.as_str(), read.lease), ("v1", Duration::from_millis(2500)));
             assert_eq!(holder_of(&read), (Duration::from_millis(2500), Token::new(5), "ana".to_owned()));
-            assert_eq!(read.holders["lockkeeper/00ff-7"].mode, ModeKind::Shared);
+            assert_eq!(read.holds["lockkeeper/00ff-7"].mode, ModeKind::Shared);
         }
     }
 

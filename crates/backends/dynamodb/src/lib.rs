@@ -1,7 +1,7 @@
 //! `dynamodb://`: locks in a table of Amazon DynamoDB, in the layout of other lock clients of it.
 //!
-//! A lock is an item that its holder renews by changing its version, and a second item with its last token;
-//! both are written in one transaction (`items`, `store`, `writes`). A waiter takes the lock over if the
+//! A lock is a lock item, which its holder renews by changing the item's version, and a fence item with the
+//! last token. One transaction writes both (`items`, `store`, `writes`). A waiter takes the lock over if the
 //! version does not change for a lease (`observed`). Sessions over such items are in
 //! [`leased`](lockkeeper_backend::leased).
 
@@ -35,7 +35,7 @@ use writes::DynamoStore;
 pub use table::client;
 pub use table::init;
 
-/// What users see of it.
+/// The backend's description for users, and its `connect`.
 pub const INFO: BackendInfo = BackendInfo {
     example: "dynamodb://table?region=eu-central-1",
     summary: "a table of Amazon DynamoDB, in the layout of other lock clients of it",
@@ -48,7 +48,7 @@ pub const INFO: BackendInfo = BackendInfo {
     connect: |url| Box::pin(connect(url)),
 };
 
-/// Creates a client, after checking that the table is there and suits.
+/// Creates a client, after checking that the table exists and has the right keys.
 async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let settings = Settings::parse(url)?;
     let lease_thread = table::lease_thread()?;

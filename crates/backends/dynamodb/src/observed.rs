@@ -1,6 +1,6 @@
-//! Expiry by observation. DynamoDB ends no hold: a holder renews by changing its item's version, and stops
-//! working if it could not do that for its lease. A client that has seen the same version for that long, by
-//! its own clock, may take over.
+//! Expiry by observation. DynamoDB ends no hold: a holder renews by changing its item's version, and gives up
+//! if it fails to do so for its lease. A client that has seen the same version for a whole lease, by its own
+//! clock, may take over.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,29 +13,29 @@ use super::items::LockItem;
 /// Largest number of locks that are observed at a time.
 const LOCKS_MAX: usize = 10_000;
 
-/// What one client has seen of the locks of others: by name, the holders by their owners.
+/// The versions that this client has observed: by lock name, then by the holder's owner.
 #[derive(Default)]
 pub(super) struct Observed(Mutex<HashMap<String, HashMap<String, Observation>>>);
 
 struct Observation {
     version: String,
-    /// When the answer with this version had arrived: later than the holder has stamped it.
+    /// When the first answer with this version arrived: later than the holder's own timestamp.
     since: BootInstant,
 }
 
 impl Observed {
-    /// Records an item that was read. `now`: after the answer has arrived. Returns its holders, and for how
-    /// long each may still hold; zero: its lease is over.
+    /// Records an item that was read. `now` is read after the answer has arrived. Returns the holders with
+    /// the remaining time of their leases; zero: expired.
     pub(super) fn see<'a>(&self, item: &'a LockItem, now: BootInstant) -> Vec<(&'a str, Duration)> {
         let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if locks.len() >= LOCKS_MAX && !locks.contains_key(&item.name) {
-            // Their waiters observe them for another lease.
+            // Waiters observe the forgotten locks for another lease, which is safe.
             locks.clear();
         }
         let before = locks.remove(&item.name).unwrap_or_default();
-        let mut seen = HashMap::with_capacity(item.holders.len());
-        let mut left = Vec::with_capacity(item.holders.len());
-        for (owner, holder) in &item.holders {
+        let mut seen = HashMap::with_capacity(item.holds.len());
+        let mut left = Vec::with_capacity(item.holds.len());
+        for (owner, holder) in &item.holds {
             let since = match before.get(owner) {
                 Some(before) if before.version == holder.version => before.since,
                 _ => now,
@@ -90,7 +90,7 @@ mod tests {
         };
         assert_eq!(left(&item, 0), [10, 10]);
         assert_eq!(left(&item, 4), [6, 6]);
-        item.holders.insert("a".to_owned(), holder("2"));
+        item.holds.insert("a".to_owned(), holder("2"));
         assert_eq!(left(&item, 9), [10, 1]);
         assert_eq!(left(&item, 18), [1, 0]);
         assert_eq!(left(&item, 19), [0, 0]);

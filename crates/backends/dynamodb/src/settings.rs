@@ -8,16 +8,16 @@ use super::items::Attributes;
 
 /// The parameters of `dynamodb://`.
 const PARAMETERS: &[&str] = &["attributes", "credentials", "endpoint", "key", "poll_ms", "region", "sort"];
-/// How often a waiter looks, on average.
+/// Mean polling interval of a waiter.
 const POLL: Duration = Duration::from_millis(250);
-/// Bounds of that, in milliseconds.
+/// Bounds of `poll_ms`.
 const POLL_MS: std::ops::RangeInclusive<u64> = 10..=60_000;
 
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     pub(super) table: String,
     pub(super) region: Option<String>,
-    /// A URL in place of AWS's own.
+    /// The URL to use instead of AWS's endpoint.
     pub(super) endpoint: Option<String>,
     /// Sign requests with a placeholder, for emulators.
     pub(super) without_credentials: bool,

@@ -1,4 +1,4 @@
-//! Entries as items: attempts, renewals, and ends.
+//! Lease-store entries as items: attempts, renewals, and ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,16 +14,18 @@ use super::connection::DynamoFailure;
 use super::items::{Item, LockItem, last_token, owner, refused_name};
 use super::writes::{DynamoStore, Taking, malformed};
 
-/// Renewals under way at a time.
+/// Concurrent renewals.
 const RENEWALS: usize = 16;
-/// How often a renewal is sent whose condition is not met although the entry holds.
+/// Tries of a renewal whose condition is not met although the entry holds: an attempt was executed in
+/// between.
 const RENEWALS_MAX: usize = 2;
 /// Longest pause after another client's transaction was in the way; half of it on average.
 const CONFLICT: Duration = Duration::from_millis(50);
 /// Largest number of a lock's shared holders: each of their renewals writes the whole item, of at most 400
 /// KiB at DynamoDB.
 const READERS_MAX: usize = 100;
-/// How many dead shared holders a new one removes, within DynamoDB's limit for the length of a condition.
+/// Dead shared holders that a new one removes at a time: bounded by DynamoDB's limit for the length of a
+/// condition.
 const DEAD_MAX: usize = 10;
 
 impl Store for DynamoStore {
@@ -61,11 +63,11 @@ impl Store for DynamoStore {
 
 /// How an entry can hold a lock that has an item.
 enum Way<'a> {
-    /// All its holders are gone or dead.
+    /// All holders are gone or dead.
     TakeOver,
     /// As a further shared holder, in place of these dead ones.
     Join { dead: Vec<&'a str> },
-    /// Not before this time, unless it is released.
+    /// Not at present: a live lease ends in `left` at the earliest, unless the lock is released.
     None { left: Duration },
 }
 
@@ -75,8 +77,9 @@ impl DynamoStore {
         let deadline = Instant::now() + entry.limit();
         loop {
             let (item, last) = self.read(&entry.name, deadline).await?;
-            if let Some(held) = item.as_ref().and_then(|item| item.holders.get(&owner(&entry.id))) {
-                // An earlier attempt without an answer. The lease must last for a whole ttl from this one on.
+            if let Some(held) = item.as_ref().and_then(|item| item.holds.get(&owner(&entry.id))) {
+                // An earlier attempt without an answer was executed. Renew, so that the lease lasts a whole
+                // ttl from now.
                 return match (self.renew_one(entry).await?, held.token) {
                     (Renewed::Kept, Some(token)) => Ok(Tried::granted(token, None)),
                     (Renewed::Revoked, _) => Err(DynamoFailure::Refused(broken_at_grant())),
@@ -122,12 +125,12 @@ impl DynamoStore {
         }
     }
 
-    /// The time to the next look of a waiter: differs, so that waiters don't look at the same moments.
+    /// The time until a waiter's next poll. Random, so that waiters don't poll at the same time.
     fn pause(&self) -> Duration {
         self.poll.mul_f64(0.5 + fastrand::f64())
     }
 
-    /// Reads the lock's item and its last token, both up to date.
+    /// Reads the lock item and the last token, with consistent reads.
     pub(super) async fn read(
         &self,
         name: &LockName,
@@ -143,7 +146,7 @@ impl DynamoStore {
         let read = client.batch_get_item().request_items(&self.link.table, keys).send();
         let read = self.link.by(deadline, read).await?;
         if read.unprocessed_keys().is_some_and(|keys| !keys.is_empty()) {
-            // The table's capacity is used up.
+            // DynamoDB has throttled the read.
             return Err(DynamoFailure::NOT_DONE);
         }
         let items: &[Item] =
@@ -166,10 +169,10 @@ impl DynamoStore {
                 Err(failure) => return Err(failure),
             }
             let (item, _) = self.read(&entry.name, deadline).await?;
-            match item.as_ref().and_then(|item| item.holders.get(&owner(&entry.id))) {
+            match item.as_ref().and_then(|item| item.holds.get(&owner(&entry.id))) {
                 None => return Ok(Renewed::Gone),
                 Some(held) if held.revocation.is_some() => return Ok(Renewed::Revoked),
-                // An attempt was executed between the two.
+                // An attempt was executed between the renewal and the read.
                 Some(_) => {}
             }
         }
@@ -188,7 +191,7 @@ impl DynamoStore {
         };
         match was {
             Ok(item) => {
-                let held = item.as_ref().and_then(|item| item.holders.get(&by));
+                let held = item.as_ref().and_then(|item| item.holds.get(&by));
                 Ok(match held.is_some_and(|held| held.revocation.is_some()) {
                     true => End::Broken,
                     false => End::Released,

@@ -1,4 +1,4 @@
-//! The table: whether it suits, and its creation.
+//! The table: its checks and its creation.
 
 use std::time::Duration;
 
@@ -17,16 +17,16 @@ use super::settings::Settings;
 
 /// Time limit of one call.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Time limit for a new table to become active, and how often to look.
+/// Time limit for a new table to become active, and the polling interval.
 const CREATION: (Duration, Duration) = (Duration::from_secs(120), Duration::from_millis(500));
 
-/// The thread for DynamoDB.
+/// The lease thread of this backend.
 pub(super) fn lease_thread() -> Result<LeaseThread, BackendError> {
     static WORKER: SharedLeaseThread = SharedLeaseThread::new();
     WORKER.get("lockkeeper-dynamodb")
 }
 
-/// Creates the table of a `dynamodb://` URL, unless it exists, and checks that it suits. It is billed by
+/// Creates the table of a `dynamodb://` URL, unless it exists, and checks its keys. A new table is billed by
 /// request (on demand).
 ///
 /// Needs the permissions `dynamodb:CreateTable` and `dynamodb:DescribeTable`. Returns whether the table was
@@ -69,7 +69,7 @@ fn settings(url: &str) -> Result<Settings, ConnectError> {
     Settings::parse(&url)
 }
 
-/// Checks that the table can hold locks: an ability that a missing permission hides is not checked.
+/// Checks that the table can hold locks. A check for which this user lacks the permission is skipped.
 pub(super) async fn check(link: &DynamoClients, attributes: &Attributes) -> Result<(), BackendError> {
     let table = match describe(link).await {
         Ok(Some(table)) => table,

@@ -24,11 +24,11 @@ pub(super) struct DynamoStore {
     pub(super) link: DynamoClients,
     pub(super) attributes: Attributes,
     pub(super) observed: Observed,
-    /// How often a waiter looks, on average.
+    /// Mean polling interval of a waiter.
     pub(super) poll: Duration,
 }
 
-/// How a transaction ended that was to take a lock.
+/// The outcome of a transaction that takes a lock.
 pub(super) enum Taking {
     Taken,
     /// Another client has changed an item since it was read.
@@ -37,7 +37,7 @@ pub(super) enum Taking {
     Conflict,
 }
 
-/// A change of an item in DynamoDB's expressions, whose names begin with `#`, and whose values with `:`.
+/// A change of an item, in DynamoDB's expressions: their names begin with `#`, their values with `:`.
 #[derive(Default)]
 struct Change {
     key: Item,
@@ -45,7 +45,8 @@ struct Change {
     condition: String,
     names: HashMap<String, String>,
     values: HashMap<String, AttributeValue>,
-    /// The SDK must not repeat it: the repeat would not find what the first one has done.
+    /// The SDK must not retry: a retry after an executed change would fail the condition or return the
+    /// changed item.
     once: bool,
 }
 
@@ -68,7 +69,7 @@ impl Change {
         self.value(placeholder, AttributeValue::S(value.to_owned()))
     }
 
-    /// As a part of a transaction.
+    /// Converts the change to a part of a transaction.
     fn in_transaction(self, table: &str) -> Result<TransactWriteItem, DynamoFailure> {
         let update = Update::builder()
             .table_name(table)
@@ -141,7 +142,7 @@ impl DynamoStore {
             .value(":lease", self.attributes.lease_of(seen.lease.max(observed_lease(entry))))
             .value(":reader", AttributeValue::M(reader(attempt, new.clone(), token)));
         for (at, &owner) in dead.iter().enumerate() {
-            let Some(holder) = seen.holders.get(owner) else { continue };
+            let Some(holder) = seen.holds.get(owner) else { continue };
             change.update.push_str(if at == 0 { " REMOVE " } else { ", " });
             change.update.push_str(&format!("#readers.#dead{at}"));
             change.condition.push_str(&format!(" AND #readers.#dead{at}.#readerVersion = :dead{at}"));
@@ -183,13 +184,13 @@ impl DynamoStore {
         };
         match self.link.by(deadline, taking).await {
             Ok(taking) => taking,
-            // The SDK may have repeated it after a try without an answer.
+            // The SDK may have retried after a try without an answer.
             Err(failure) => Err(failure.in_doubt()),
         }
     }
 
-    /// A change that concerns a shared holder, `#readers.#reader`. Other clients that take the lock over may
-    /// leave the holders in the item, but not their common owner.
+    /// A change of the shared holder `#readers.#reader`, on the condition that the item's owner is
+    /// [`SHARED`]: other clients that take a lock over replace the owner, but may leave the map of holders.
     fn of_reader(&self, name: &LockName, reader: &str, update: &str, condition: &str) -> Change {
         let condition = format!("#owner = :shared{condition}");
         Change::of(self.attributes.lock(name), update, &condition)
@@ -199,15 +200,14 @@ impl DynamoStore {
             .name("#reader", reader)
     }
 
-    /// The same change, unless the item is marked as free.
+    /// Adds the condition that the item is not marked as free.
     fn unless_released(&self, mut change: Change) -> Change {
         let Some(released) = self.attributes.released else { return change };
         change.condition.push_str(" AND attribute_not_exists(#released)");
         change.name("#released", released)
     }
 
-    /// The same change, which also delays the time at which DynamoDB may delete the item. `SET` must be its
-    /// first part.
+    /// Adds to the change, which must begin with `SET`, the time at which DynamoDB may delete the item.
     fn with_expiry(&self, mut change: Change, entry: &Entry) -> Change {
         let Some(expiry) = self.attributes.expiry else { return change };
         change.update = change.update.replacen("SET ", "SET #expiry = :expiry, ", 1);
@@ -262,7 +262,7 @@ impl DynamoStore {
         self.update(change, ReturnValue::None, deadline).await.map(drop)
     }
 
-    /// Uses up the next token of a lock, so that a transaction fails that is still on its way with it.
+    /// Consumes the next token of a lock, so that a delayed transaction with that token fails.
     pub(super) async fn skip_token(&self, name: &LockName, deadline: Instant) -> Result<(), DynamoFailure> {
         let change = Change::of(self.attributes.fence(name), "ADD #token :one", "")
             .name("#token", TOKEN)
@@ -287,22 +287,23 @@ impl DynamoStore {
             .name("#version", self.attributes.version)
             .text(":version", &random_version());
         let was = self.update(Change { once: true, ..change }, ReturnValue::AllOld, deadline).await;
-        // After an end without an answer, its repeat finds that it is done.
+        // `Answered` also follows an end that was executed without an answer: the holder is no longer in the
+        // map.
         let is_last = match &was {
-            Ok(was) => was.as_ref().is_some_and(|was| was.holders.len() == 1),
+            Ok(was) => was.as_ref().is_some_and(|was| was.holds.len() == 1),
             Err(failure) => matches!(failure, DynamoFailure::Answered(_)),
         };
         if is_last {
-            // If another one has joined meanwhile, the lock is not free. If this fails, the next attempt
-            // finds nobody in it.
+            // Not if another holder has joined meanwhile. A failure is ignored: the next attempt finds no
+            // holders.
             let no_readers = " AND size(#readers) = :none";
             let _ = self.release_if(name, SHARED, no_readers, deadline).await;
         }
         was
     }
 
-    /// Releases the lock if it still has this owner. Returns its item before. Where the layout has an
-    /// attribute for that, the item stays, so that a repeat finds what the first one has done.
+    /// Releases the lock if it still has this owner, and returns the item as it was before. A layout with the
+    /// attribute `released` keeps the item, so that a retry detects its first execution.
     pub(super) async fn release(
         &self,
         name: &LockName,
@@ -375,7 +376,7 @@ impl DynamoStore {
     }
 }
 
-/// What a transaction's error means if DynamoDB has cancelled it.
+/// Classifies the error of a cancelled transaction; `None`: it was not cancelled.
 fn cancelled(error: &SdkError<TransactWriteItemsError>) -> Option<Result<Taking, DynamoFailure>> {
     let TransactWriteItemsError::TransactionCanceledException(cancelled) = error.as_service_error()? else {
         return None;
@@ -390,7 +391,7 @@ fn cancelled(error: &SdkError<TransactWriteItemsError>) -> Option<Result<Taking,
             BackendErrorKind::Refused,
             format!("DynamoDB refuses the items of the lock: {cancelled}"),
         ))),
-        // Throttled. The SDK may have repeated it after a try without an answer.
+        // Throttled. The SDK may have retried after a try without an answer.
         codes => {
             let told = format!("DynamoDB cancels the transaction: {}", codes.join(", "));
             Err(DynamoFailure::passing(told).in_doubt())
@@ -398,7 +399,7 @@ fn cancelled(error: &SdkError<TransactWriteItemsError>) -> Option<Result<Taking,
     })
 }
 
-/// The settings of a write that the SDK sends once, or repeats as usual.
+/// SDK settings: `once` disables the SDK's retries.
 fn repeats(once: bool) -> config::Builder {
     match once {
         true => config::Builder::new().retry_config(RetryConfig::disabled()),
@@ -406,7 +407,7 @@ fn repeats(once: bool) -> config::Builder {
     }
 }
 
-/// A version that no other request has.
+/// A unique version.
 fn random_version() -> String {
     format!("{:032x}", fastrand::u128(..))
 }

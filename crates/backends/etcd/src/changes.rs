@@ -1,4 +1,4 @@
-//! Messages about the keys of locks, for watches.
+//! Notifications about the keys of locks, for `watch`.
 
 use lockkeeper_backend::changes::{ChangedLocks, ReportsChanges};
 use lockkeeper_backend::{BackendError, BackendErrorKind, BoxFuture, LockInfo};
@@ -60,7 +60,7 @@ async fn follow<'a>(
         }
     };
     let mut messages = begun.await.map_err(|status| {
-        // Another member may do.
+        // Another member may accept the watch.
         connection.discard();
         refused(&status)
     })?;

@@ -1,9 +1,11 @@
-//! Locks that stay closed after a hold: the holder's key gets another lease, and is deleted with that.
+//! Closed holds: the key of an ended hold stays in the queue under another lease, which deletes it when the
+//! lock may open.
 //!
-//! A key keeps its place in the queue if its lease is replaced. While an entry holds, its key has a lease
-//! that is longer than the ttl by the time for which the lock is to stay closed after an expiry; with its
-//! release it gets one for the rest. A waiter's key has a lease for its ttl only: a dead waiter closes
-//! nothing.
+//! A key keeps its position in the queue when its lease is replaced:
+//! - a waiter's key has a lease for the ttl, so a dead waiter closes nothing;
+//! - a holder's key has a lease for the ttl plus the time for which the lock must stay closed after an
+//!   expiry;
+//! - at its release, the key gets a lease for the time for which the lock must stay closed then.
 
 use std::time::Duration;
 
@@ -17,11 +19,11 @@ use super::layout::key;
 use super::leases::EntryLease;
 use super::store::{EtcdStore, put_unchanged, ranges, read, state, unreadable};
 
-/// A write of a key that meets other ones is tried again so often.
+/// Tries of a write that conflicts with other writes of the key.
 const REWRITES_MAX: usize = 5;
 
 impl EtcdStore {
-    /// Gives the key of an entry that holds the longer lease, if its lock is to stay closed after an expiry.
+    /// Gives the key of a holding entry the longer lease, if the lock must stay closed after an expiry.
     pub(super) async fn prepare_closing(
         &self,
         entry: &Entry,
@@ -33,26 +35,27 @@ impl EtcdStore {
             return Ok(lease);
         }
         let closing = match lease.closing {
-            // An earlier attempt got no answer.
+            // Created by an earlier attempt that got no answer.
             Some(closing) => closing,
             None => self.grant_lease(entry.ttl + closes, deadline).await?,
         };
         let lease = EntryLease { closing: Some(closing), ..lease };
-        // From now on it is renewed, too.
+        // From now on keep-alives renew this lease too.
         self.leases.set(&entry.id, lease);
         let closes_ms = u64::try_from(closes.as_millis()).unwrap_or(u64::MAX);
         let closes = |note: Note| Some(Note { closes_ms, ..note });
         match self.rewrite(entry, lease, Some(closing), closes, deadline).await? {
-            // A renewal that began before it knew of this lease may be acknowledged by now.
+            // Renews the lease at once: a keep-alive that began before `set` and did not include the lease
+            // may be acknowledged by now.
             Renewed::Kept if self.keep_alive(&[closing], deadline).await? == [true] => Ok(lease),
             Renewed::Kept => Err(EtcdFailure::IN_DOUBT),
             Renewed::Revoked => Err(EtcdFailure::Refused(broken_at_grant())),
-            // Another client deleted it: the next attempt creates another.
+            // Another client deleted the key: the next attempt creates another.
             Renewed::Gone => Err(EtcdFailure::NOT_DONE),
         }
     }
 
-    /// Ends the hold of an entry whose lock stays closed then.
+    /// Ends a hold whose lock must then stay closed.
     pub(super) async fn close(
         &self,
         entry: &Entry,
@@ -64,16 +67,16 @@ impl EtcdStore {
         let closed = |note: Note| Some(Note { closed: true, ..note });
         let was = self.rewrite(entry, lease, Some(left), closed, deadline).await?;
         if doubt {
-            // A late attempt can't create another key.
+            // Then a delayed attempt can't create a key with this lease.
             match self.end_lease(lease.id, deadline).await {
                 Ok(()) | Err(EtcdFailure::Answered(_)) => {}
                 Err(failure) => return Err(failure),
             }
         }
-        // The key's name is in use: its first lease is not used again.
+        // The closed hold's key has the lease's id in its name, so the lease serves no other entry.
         self.leases.remove(&entry.id);
         if let Some(closing) = lease.closing {
-            // If this fails, it expires.
+            // A failure is ignored: the lease expires.
             let _ = self.end_lease(closing, deadline).await;
         }
         Ok(match was {
@@ -83,8 +86,8 @@ impl EtcdStore {
         })
     }
 
-    /// Replaces the value of an entry's key, unless `change` returns none, and its lease if another is given.
-    /// Returns the key's state before.
+    /// Replaces the value of an entry's key by what `change` returns (`None`: keep it), and its lease by
+    /// `to`, if given. Returns the state of the entry before that.
     pub(super) async fn rewrite(
         &self,
         entry: &Entry,

@@ -1,8 +1,8 @@
 //! Connections to the members of a cluster, and calls on them. Errors report whether the call may have
 //! arrived (P12).
 //!
-//! Each runtime has one connection, to one member. A member that does not answer is replaced by the next one
-//! of the URL: it may be cut off from the others, and then it answers nothing that needs a majority.
+//! Each runtime has one connection, to one member. If the member does not answer, the next connection is to
+//! the next member of the URL: a partitioned member answers nothing that needs a majority.
 
 use std::mem;
 use std::sync::Arc;
@@ -27,15 +27,15 @@ use super::settings::Settings;
 
 /// Each runtime has one connection, closed after a minute without use.
 const LIMITS: PoolLimits = PoolLimits { shared_each: 1, total: 256, idle: Duration::from_secs(60) };
-/// Time limit for connecting to one member, its answer to a first read included.
+/// Time limit for connecting to one member, including its answer to a first read.
 const MEMBER_LIMIT: Duration = Duration::from_secs(2);
 /// Interval of HTTP/2 pings, and the time limit of their answers.
 const PING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 
-/// How often one call logs in again: the login's token may end before the call arrives.
+/// Logins of one call: a login's token may expire before the call arrives.
 const LOGINS_MAX: usize = 3;
 
-/// Largest answer: a page of 1,000 keys, each with a value of the largest size in Base64.
+/// Largest response: a page of 1,000 keys, each with the largest value in Base64.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// A runtime's connection, in use.
@@ -76,9 +76,9 @@ impl Link {
         self.pool.trouble()
     }
 
-    /// Calls the member of the current runtime's connection with a message. If there is no answer, for
-    /// whatever reason, this connection is not used again. If the member does not accept the login any more,
-    /// nothing was done: the call is repeated on another connection, which logs in again.
+    /// Calls a member on the current runtime's connection. After a call without an answer the connection is
+    /// discarded. If the member rejects the login, nothing was done, and the call is repeated on a new
+    /// connection, which logs in again.
     pub(super) async fn call<M: Clone, T>(
         &self,
         deadline: Instant,
@@ -113,7 +113,7 @@ impl Link {
         }
     }
 
-    /// A call has no answer for this reason.
+    /// The failure of a call without an answer.
     fn no_answer(&self, why: &str) -> EtcdFailure {
         let what = format!("etcd did not answer a call: {why}");
         self.pool.set_trouble(BackendError::new(BackendErrorKind::Unreachable, what));
@@ -126,8 +126,8 @@ impl Link {
     }
 }
 
-/// Whether nothing was done because the member does not accept the connection's login any more: its token has
-/// expired, users were changed since (with tokens of JWT), or logins are required only now.
+/// Whether the member rejected the connection's login, and so did nothing: the token has expired, users were
+/// changed (with JWT tokens), or logins have become required.
 fn wants_login(status: &Status) -> bool {
     let outdated = ["revision of auth store is old", "user name is empty"];
     match status.code() {
@@ -137,18 +137,18 @@ fn wants_login(status: &Status) -> bool {
     }
 }
 
-/// What members answer without having done anything, and which passes by itself. What all else means is
-/// decided by the code of the error.
+/// Whether this is a temporary refusal after which nothing was done. All other errors are classified by their
+/// code.
 fn passes(status: &Status) -> bool {
     wants_login(status) || status.message().contains("too many requests")
 }
 
-/// Why the connection has failed, if it has: only the local transport attaches a source.
+/// The cause of a failed connection: only errors of the local transport have a source.
 fn transport_failure(status: &Status) -> Option<String> {
     std::error::Error::source(status).map(innermost)
 }
 
-/// What an error means.
+/// Classifies an error.
 pub(super) fn failure(status: &Status) -> EtcdFailure {
     let text = status.message();
     let told = format!("etcd refuses: {text}");
@@ -177,7 +177,7 @@ pub(super) struct MemberConnector {
     endpoints: Arc<[String]>,
     login: Option<Login>,
     tls: Option<GrpcTls>,
-    /// Number of connections that were opened so far, or failed to: selects the member.
+    /// Number of connection attempts so far: selects the member.
     next: Arc<AtomicUsize>,
 }
 
@@ -200,8 +200,8 @@ impl MemberConnection {
         WatchClient::new(self.channel.clone())
     }
 
-    /// A request for a stream that ends if the member loses its leader: one that is cut off from the others
-    /// would send nothing.
+    /// A request for a stream that ends if the member loses its leader: a partitioned member would keep it
+    /// open and send nothing.
     pub(super) fn request_with_leader<T>(&self, message: T) -> Request<T> {
         let mut request = self.request(message);
         request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
@@ -257,7 +257,7 @@ impl From<Status> for MemberFailure {
     fn from(status: Status) -> Self {
         let text = status.message();
         match status.code() {
-            // Users were changed since this login.
+            // Users were changed after this login.
             Code::InvalidArgument if text.contains("revision of auth store is old") => {
                 Self::Silent(text.to_owned())
             }
@@ -297,15 +297,15 @@ async fn open(
         let login = AuthenticateRequest { name: user.clone(), password: password.reveal() };
         match AuthClient::new(connection.channel.clone()).authenticate(login).await {
             Ok(answer) => connection.token = answer.into_inner().token.parse().ok(),
-            // Logins are not required (`etcdctl auth disable`). Once they are, calls fail, and the next
-            // connection logs in.
+            // Logins are not required (`etcdctl auth disable`). If they become required, calls fail and the
+            // next connection logs in.
             Err(status) if status.message().contains("authentication is not enabled") => {}
             Err(status) => return Err(status.into()),
         }
     }
     let any = RangeRequest { key: b"lockkeeper".to_vec(), count_only: true, ..RangeRequest::default() };
     match connection.kv().range(connection.request(any)).await {
-        // The user may read other keys.
+        // Not an error: the user may be permitted to read other keys.
         Err(status) if status.code() == Code::PermissionDenied => {}
         answer => drop(answer?),
     }

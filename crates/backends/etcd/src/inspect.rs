@@ -20,7 +20,7 @@ use super::connection::EtcdFailure;
 use super::layout::{kind, obstacles, wake_key};
 use super::store::{EtcdStore, created_at, delete, owner, sorted, unchanged};
 
-/// How many shared holders are counted; more are taken for waiters.
+/// Largest number of shared holders that are counted; further ones count as waiters.
 const HOLDERS_COUNTED: i64 = 10_000;
 /// How many waiters an inspection lists.
 const WAITERS_SHOWN: i64 = 20;
@@ -30,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 const PAGE: i64 = 1000;
 /// Largest number of keys that a list reads.
 const KEYS_MAX: usize = 100_000;
-/// How often a break is tried again if the hold's key changes meanwhile.
+/// Tries of a break whose hold's key changes meanwhile.
 const BREAKS_MAX: usize = 5;
 
 impl EtcdStore {
@@ -82,8 +82,8 @@ impl EtcdStore {
         self.with_closed(info(name, &folder, keys.iter(), held, count), &keys).await
     }
 
-    /// Finds which holds have ended, while their lock stays closed. `keys`: those of the holders that are
-    /// shown, at the least.
+    /// Marks the holds that have ended and keep the lock closed. `keys`: at least the keys of the shown
+    /// holders.
     async fn with_closed(&self, mut info: LockInfo, keys: &[KeyValue]) -> Result<LockInfo, BackendError> {
         for (holder, key) in info.holds.iter_mut().zip(keys) {
             if let Some(left) = self.closed_for(key).await? {
@@ -94,7 +94,7 @@ impl EtcdStore {
         Ok(info)
     }
 
-    /// For how long a lock stays closed, if the hold of this key has ended.
+    /// The remaining time of a closed hold; `None` if the hold of this key has not ended.
     async fn closed_for(&self, key: &KeyValue) -> Result<Option<Duration>, BackendError> {
         let Some(note) = Note::read(&key.value).filter(|note| note.closes_ms > 0) else { return Ok(None) };
         let left =
@@ -184,7 +184,7 @@ impl EtcdStore {
         let mut found = self.range(RangeRequest { limit: i64::from(PERMITS_MAX), ..all() }).await?;
         let is_among = |found: &RangeResponse| found.kvs.iter().any(|key| token_of(key) == Some(token));
         if found.more && holders(folder, &found.kvs) == found.kvs.len() && !is_among(&found) {
-            // A crowd of shared holders.
+            // More shared holders than one page of keys.
             let revision = i64::try_from(token.get()).unwrap_or(i64::MAX);
             let its = RangeRequest { min_create_revision: revision, max_create_revision: revision, ..all() };
             let exclusive = sorted(obstacles(folder, Mode::Shared), SortOrder::Ascend);
@@ -266,8 +266,8 @@ fn revocation(held: &KeyValue, order: &BreakOrder) -> Result<Vec<RequestOp>, Bac
     ])
 }
 
-/// How many of a lock's first keys hold it: the first, or all shared ones up to the first other one, or all
-/// with a permit.
+/// How many of a lock's first keys hold it: one exclusive key, or all shared keys before the first other one,
+/// or all keys with a permit.
 fn holders(folder: &str, keys: &[KeyValue]) -> usize {
     let is_shared = |key: &&KeyValue| kind(folder, &key.key) == ModeKind::Shared;
     match keys.first().map(|first| kind(folder, &first.key)) {
@@ -284,7 +284,8 @@ fn token_of(key: &KeyValue) -> Option<Token> {
     u64::try_from(key.create_revision).ok().and_then(Token::new)
 }
 
-/// `keys`: the first keys of the lock, by their creation; `held` of all `count` keys hold it.
+/// `keys`: the first keys of the lock, in the order of creation. Of all `count` keys, the first `held` hold
+/// it.
 fn info<'a>(
     name: LockName,
     folder: &str,

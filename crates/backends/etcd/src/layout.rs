@@ -14,12 +14,12 @@ const PREFIX: &str = "lockkeeper/";
 /// Begins the keys that wake a client; not below [`PREFIX`].
 const WAKE: &str = "lockkeeper!wake/";
 
-/// Begins the last part of a shared request's key; behind all hexadecimal digits and [`PERMIT`].
+/// Begins the last part of a shared request's key. Sorts after all hexadecimal digits and [`PERMIT`].
 const SHARED: &str = "~";
 /// Begins the last part of the key of a request for a permit.
 const PERMIT: &str = "permit-";
 
-/// Where the keys of a lock are.
+/// The mapping of lock names to keys.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     prefix: String,
@@ -42,7 +42,7 @@ impl Layout {
         format!("{}{name}/", self.prefix)
     }
 
-    /// The range of all locks: the prefix, and the key behind it.
+    /// The key range of all locks: its first key, and the first key after it.
     pub(super) fn all(&self) -> (Vec<u8>, Vec<u8>) {
         let start = self.prefix.clone().into_bytes();
         match start.is_empty() {
@@ -52,18 +52,17 @@ impl Layout {
         }
     }
 
-    /// A range of all keys of the locks at and below a name, and perhaps of others: its begin, and the key
-    /// behind it.
+    /// A key range with the locks at and below a name, and perhaps others: its first key, and the first key
+    /// after it.
     pub(super) fn below(&self, name: Option<&LockName>) -> (Vec<u8>, Vec<u8>) {
         let Some(name) = name else { return self.all() };
         let folder = self.folder(name).into_bytes();
-        // Without the last `/`: behind it, a name below continues with another character where names are
-        // encoded.
+        // Without the last `/`: in an encoded name below this one, another character follows.
         let begin = folder[..folder.len() - 1].to_vec();
         (begin.clone(), behind(&begin))
     }
 
-    /// The lock to which a key belongs; `None` for a key that is no client's.
+    /// The lock to which a key belongs; `None` if it is not the key of a request.
     pub(super) fn name_of(&self, key: &[u8]) -> Option<LockName> {
         let key = std::str::from_utf8(key).ok().filter(|key| !key.starts_with(WAKE))?;
         let key = key.strip_prefix(&self.prefix)?;
@@ -101,13 +100,13 @@ pub(super) fn kind(folder: &str, key: &[u8]) -> ModeKind {
     }
 }
 
-/// The range of the keys of requests for a permit: its begin, and the key behind it.
+/// The range of the keys of permit requests: its first key, and the first key after it.
 pub(super) fn permits(folder: &str) -> (Vec<u8>, Vec<u8>) {
     let begin = format!("{folder}{PERMIT}").into_bytes();
     (begin.clone(), behind(&begin))
 }
 
-/// The range of the keys that a request of this mode waits for: its begin, and the key behind it.
+/// The range of the keys that a request of this mode waits for: its first key, and the first key after it.
 pub(super) fn obstacles(folder: &str, mode: Mode) -> (Vec<u8>, Vec<u8>) {
     let end = match mode {
         Mode::Shared => format!("{folder}{SHARED}").into_bytes(),
@@ -116,7 +115,7 @@ pub(super) fn obstacles(folder: &str, mode: Mode) -> (Vec<u8>, Vec<u8>) {
     (folder.as_bytes().to_vec(), end)
 }
 
-/// The first key behind all keys that begin with `prefix`.
+/// The first key after all keys that begin with `prefix`.
 pub(super) fn behind(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -125,7 +124,7 @@ pub(super) fn behind(prefix: &[u8]) -> Vec<u8> {
             return end;
         }
     }
-    // No key is behind: to the end of the key space.
+    // No such key exists: the range extends to the end of the key space.
     vec![0]
 }
 
@@ -133,7 +132,7 @@ fn encoded(name: &str) -> String {
     name.replace('%', "%25").replace('/', "%2F")
 }
 
-/// `None` for a name that [`encoded`] does not write: its key would be taken for one of another lock.
+/// `None` for a name that [`encoded`] does not write: two keys would map to one lock.
 fn decoded(name: &str) -> Option<String> {
     if name.contains('/') {
         return None;

@@ -1,6 +1,6 @@
-//! The leases of a client's entries. Each entry has one of its own, since two clients of one lock under one
-//! lease would have the same key. The lease of an entry that has ended serves the next one: a new lease costs
-//! a write to disk.
+//! The leases of a client's entries. Each entry has its own lease, because a key's name contains the lease's
+//! id: two requests for one lock with one lease would have the same key. The lease of an ended entry is
+//! reused, since a new lease costs a write to disk.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,17 +15,17 @@ use super::watcher::Watched;
 /// The largest number of unused leases that are kept.
 const UNUSED_MAX: usize = 1024;
 
-/// A lease, and what this client knows of its key.
+/// A lease, and the state of its key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EntryLease {
     pub(super) id: i64,
-    /// It lives for a whole ttl after this time at least, as a majority has confirmed.
+    /// A majority has confirmed that the lease lives for at least a ttl after this time.
     pub(super) renewed_at: BootInstant,
     /// The key's create revision, once an attempt was answered: the token.
     pub(super) revision: Option<i64>,
     pub(super) holds: bool,
-    /// The longer lease that the key has while it holds, or may have by now, if the lock is to stay closed
-    /// after an expiry.
+    /// The longer lease of a holding key, if the lock must stay closed after an expiry; the key has it, or
+    /// may have it by now.
     pub(super) closing: Option<i64>,
 }
 
@@ -35,12 +35,12 @@ impl EntryLease {
     }
 }
 
-/// What a waiter waits for, as of its last attempt.
+/// What a waiter waits for, as of its latest attempt.
 #[derive(Clone, Debug)]
 pub(super) struct RestingWait {
-    /// Its own key.
+    /// The waiter's key.
     pub(super) own: Vec<u8>,
-    /// The conditions that neither its own key nor the one that it waits for has changed.
+    /// The conditions that neither the waiter's key nor the key that it waits for has changed.
     pub(super) unchanged: [Compare; 2],
     pub(super) watched: Watched,
     /// How many waiters are ahead.
@@ -52,10 +52,10 @@ pub(super) struct RestingWait {
 /// A lease without an entry.
 struct Unused {
     id: i64,
-    /// For which ttl it was made, in whole seconds.
+    /// Its ttl, in whole seconds.
     seconds: i64,
     renewed_at: BootInstant,
-    /// It is not used after that: it may expire soon.
+    /// Not reused after this time: it may expire soon.
     until: BootInstant,
 }
 
@@ -65,13 +65,13 @@ pub(super) struct Leases(Mutex<LeaseState>);
 #[derive(Default)]
 struct LeaseState {
     of_entries: HashMap<EntryId, EntryLease>,
-    /// Of entries that wait.
+    /// What each waiting entry waits for.
     waits: HashMap<EntryId, RestingWait>,
-    /// The one that was used last is last.
+    /// The most recently used lease is last.
     unused: Vec<Unused>,
     /// Entries that were ended while they had no lease.
     ended: EndedEntries,
-    /// Leases that a call may end yet, until when it may: they serve no other entry.
+    /// Leases that a delayed call may still revoke, and until when; they must not be reused.
     doomed: HashMap<i64, BootInstant>,
 }
 
@@ -89,9 +89,9 @@ impl Leases {
         self.state().of_entries.get(entry).copied()
     }
 
-    /// The entry's lease, to end the entry with it. If it has none, the entry is ended by this. If the lease
-    /// itself may have to be ended (`doubt`, or its key is unknown), it serves no other entry: the attempt
-    /// that is still under way may give it back, but the call that ends it may arrive after that.
+    /// The lease of an entry that is being ended; an entry without a lease is recorded as ended. If the lease
+    /// may have to be revoked (`doubt`, or its key is unknown), it is marked as doomed: the attempt under way
+    /// may still return the lease for reuse, and the revocation may arrive after that.
     pub(super) fn of_ending(&self, entry: &Entry, doubt: bool, now: BootInstant) -> Option<EntryLease> {
         let mut state = self.state();
         let lease = state.of_entries.get(&entry.id).copied();
@@ -99,7 +99,7 @@ impl Leases {
             None => state.ended.record(&entry.id),
             Some(EntryLease { id, revision, .. }) if doubt || revision.is_none() => {
                 state.doomed.retain(|_, until| *until > now);
-                // No client renews it, so it has expired by then.
+                // By then the lease has expired, since nothing renews it.
                 state.doomed.insert(id, now + entry.ttl * 2 + entry.limit());
             }
             Some(_) => {}
@@ -112,7 +112,7 @@ impl Leases {
         self.state().ended.contains(entry)
     }
 
-    /// Gives the entry an unused lease that exists for a while yet.
+    /// Gives the entry an unused lease with enough time left.
     pub(super) fn reuse(&self, entry: &Entry, now: BootInstant) -> Option<EntryLease> {
         let mut state = self.state();
         state.unused.retain(|unused| unused.until > now);
@@ -151,15 +151,15 @@ impl Leases {
         }
     }
 
-    /// Takes the entry's lease away: it has ended, or is about to be ended.
+    /// Removes the entry's lease, which has ended or is about to be revoked.
     pub(super) fn remove(&self, entry: &EntryId) -> Option<EntryLease> {
         let mut state = self.state();
         state.waits.remove(entry);
         state.of_entries.remove(entry)
     }
 
-    /// Keeps the lease of an ended entry, whose key is deleted for certain, for as long as it has a third of
-    /// its ttl left.
+    /// Keeps the lease of an ended entry for reuse, until two thirds of its ttl have passed. The entry's key
+    /// must be certainly deleted.
     pub(super) fn keep(&self, lease: EntryLease, ttl: Duration) {
         let mut state = self.state();
         let EntryLease { id, renewed_at, .. } = lease;

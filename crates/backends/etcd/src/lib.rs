@@ -43,7 +43,7 @@ mod api {
     include!("generated/etcdserverpb.rs");
 }
 
-/// What users see of it.
+/// The backend's description for users, and its `connect`.
 pub const INFO: BackendInfo = BackendInfo {
     example: "etcd://a,b,c",
     summary: "etcd, in the layout of its own locks",

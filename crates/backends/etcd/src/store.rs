@@ -1,4 +1,4 @@
-//! Entries as keys of etcd: renewals and ends.
+//! Lease-store entries as keys of etcd: renewals and ends.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Store for EtcdStore {
             match self.try_hold(&attempt).await {
                 Ok(tried) => Ok(tried),
                 Err(EtcdFailure::Silent(error)) => Err(error),
-                // The next attempt begins with another lease.
+                // The next attempt creates another lease.
                 Err(EtcdFailure::Answered(NoLease)) => {
                     self.leases.remove(&attempt.entry.id);
                     Err(CallError::NOT_SENT)
@@ -167,7 +167,7 @@ impl EtcdStore {
             return Err(unreadable());
         }
         let kept = || known.iter().zip(&states).filter(|(_, state)| **state == Renewed::Kept);
-        // A key that has the longer lease may have had the other one a moment ago.
+        // Renew both leases: a key that now has the longer one may have had the other a moment ago.
         let ids: Vec<i64> = kept().flat_map(|(lease, _)| [Some(lease.id), lease.closing]).flatten().collect();
         let live = self.keep_alive(&ids, deadline).await?;
         let live: HashSet<i64> =
@@ -187,13 +187,13 @@ impl EtcdStore {
         Ok(leases.iter().map(|lease| lease.and_then(|_| states.next()).unwrap_or(Renewed::Gone)).collect())
     }
 
-    /// An attempt was refused, after it may have created its key. While the key may exist, the entry's lease
-    /// stays known: an attempt with another lease would queue behind that key. A waiter keeps its place.
+    /// Handles a refused attempt that may have created its key. The entry keeps its lease while the key may
+    /// exist, since an attempt with another lease would queue behind that key. A waiter keeps its position.
     async fn refused(&self, attempt: &Attempt, error: BackendError) -> Result<Tried, CallError> {
         let entry = &attempt.entry;
         let Some(lease) = self.leases.of(&entry.id) else { return Ok(Tried::Refused(error)) };
-        let keeps_place = attempt.wait && lease.revision.is_some() && error.kind.may_pass();
-        if !keeps_place && self.revoke(entry, lease, Instant::now() + entry.limit()).await.is_ok() {
+        let keeps_position = attempt.wait && lease.revision.is_some() && error.kind.may_pass();
+        if !keeps_position && self.revoke(entry, lease, Instant::now() + entry.limit()).await.is_ok() {
             return Ok(Tried::Refused(error));
         }
         Err(CallError { sent: true, ..CallError::refused(error) })
@@ -219,7 +219,7 @@ impl EtcdStore {
         let ended = match self.txn(deadline, txn).await {
             Ok(ended) => ended,
             Err(failure) => {
-                // Whether the key is deleted is not known. A repeat ends the lease itself.
+                // The key may or may not be deleted. A repeated end revokes the lease itself.
                 self.leases.set(&entry.id, EntryLease { revision: None, ..lease });
                 return Err(failure);
             }
@@ -233,7 +233,7 @@ impl EtcdStore {
             self.leases.keep(lease, entry.ttl);
         }
         if let Some(closing) = lease.closing {
-            // If this fails, it expires.
+            // A failure is ignored: the lease expires.
             let _ = self.end_lease(closing, deadline).await;
         }
         Ok(match (was, lease.holds) {
@@ -243,7 +243,8 @@ impl EtcdStore {
         })
     }
 
-    /// Ends the entry's leases, and with them the key, also one that a late attempt would create.
+    /// Revokes the entry's leases, which deletes its key, and makes a delayed attempt that would create it
+    /// fail.
     pub(super) async fn revoke(
         &self,
         entry: &Entry,
@@ -292,8 +293,8 @@ pub(super) fn unchanged(key: &KeyValue) -> Compare {
     }
 }
 
-/// Writes the value of a key, with another lease or the one that it has, if it was not written since it was
-/// read.
+/// Writes the value of a key that was not written since it was read. `lease`: its new lease; `None` keeps the
+/// present one.
 pub(super) fn put_unchanged(key: &KeyValue, note: &Note, lease: Option<i64>) -> TxnRequest {
     let put = PutRequest {
         key: key.key.clone(),
@@ -318,7 +319,7 @@ pub(super) fn delete(key: &[u8]) -> RequestOp {
     RequestOp { request: Some(Op::RequestDeleteRange(delete)) }
 }
 
-/// The keys from the first up to the second, by their creation.
+/// Reads a key range in the order of creation.
 pub(super) fn sorted((key, range_end): (Vec<u8>, Vec<u8>), order: SortOrder) -> RangeRequest {
     RangeRequest {
         key,
@@ -338,7 +339,7 @@ pub(super) fn ranges(responses: Vec<super::api::ResponseOp>) -> Vec<RangeRespons
     responses.into_iter().filter_map(range).collect()
 }
 
-/// What a read of an entry's key means for the entry.
+/// The state of an entry, from a read of its key.
 pub(super) fn state(read: &RangeResponse) -> Renewed {
     match read.kvs.first() {
         None => Renewed::Gone,

@@ -1,11 +1,11 @@
 //! Watches the keys that this client's waiters wait for, and its wake key, on one stream.
 //!
-//! A watch begins at the revision of the member at that time. A watch that began at an earlier revision would
-//! get its first events only every 100 ms: etcd collects the watches that lag. The key may have been deleted
-//! before the watch began, so its waiter attempts once more as soon as it has begun.
+//! A watch begins at the revision of the member at that time. etcd serves watches that begin at an earlier
+//! revision (*unsynced* watches) only every 100 ms. The key may have been deleted before the watch began, so
+//! its waiter attempts once more as soon as the watch has begun.
 //!
-//! If something is written just as the watch begins, the watch lags from the start. The first in a queue
-//! therefore attempt a few more times while etcd may still be collecting it ([`LOOKS`]).
+//! If a key is written just as the watch begins, the watch is unsynced from the start. So the first waiters
+//! of a queue attempt a few more times within those 100 ms ([`EXTRA_ATTEMPTS_MS`]).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,20 +25,20 @@ use super::layout::wake_key;
 
 /// The pause before the stream is opened again.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The same after the end of a login: another costs the member the hash of the password.
+/// The pause after the end of a login: for each login the member hashes the password, which is expensive.
 const LOGIN_PAUSE: Duration = Duration::from_secs(2);
-/// The pauses between the first attempts of the first in a queue, in milliseconds: together longer than
-/// those 100.
-const LOOKS: [u64; 5] = [5, 10, 20, 40, 80];
+/// The pauses between the extra attempts of the first waiters of a queue, in milliseconds. Together longer
+/// than the 100 ms after which etcd serves unsynced watches.
+const EXTRA_ATTEMPTS_MS: [u64; 5] = [5, 10, 20, 40, 80];
 /// The id of the watch of the wake key. Entries have higher ones.
 const WAKE_ID: i64 = 1;
 
-/// Gives orders to the task on the lease thread, which ends with it.
+/// Sends orders to the task on the lease thread. Dropping it ends the task.
 pub(super) struct KeyWatcher(UnboundedSender<Order>);
 
 enum Order {
-    /// Replaces the entry's earlier watch. `is_near`: its turn may come while etcd still collects it
-    /// ([`LOOKS`]).
+    /// Replaces the entry's earlier watch. `is_near`: the entry may be next before etcd serves an unsynced
+    /// watch.
     Watch {
         entry: EntryId,
         watched: Watched,
@@ -53,7 +53,7 @@ pub(super) struct Watched {
     key: Vec<u8>,
     /// The first key behind the range; empty: only `key`.
     range_end: Vec<u8>,
-    /// Only deletions.
+    /// Report only deletions.
     ends_only: bool,
 }
 
@@ -68,7 +68,7 @@ impl Watched {
         Self { key, range_end: Vec::new(), ends_only: false }
     }
 
-    /// Whether it is of this key alone.
+    /// Whether it covers this key alone.
     pub(super) fn is_of(&self, key: &[u8]) -> bool {
         self.range_end.is_empty() && self.key == key
     }
@@ -116,8 +116,8 @@ struct Watches {
 struct EntryWatch {
     id: i64,
     watched: Watched,
-    /// How many of [`LOOKS`] are over.
-    looks: usize,
+    /// How many of [`EXTRA_ATTEMPTS_MS`] are over.
+    extra_attempts: usize,
 }
 
 /// A stream, its sending side, and its connection.
@@ -139,7 +139,7 @@ async fn watch(
         if let Ok((mut stream, sender, connection)) = opened {
             watches.stream = Some(sender);
             watches.create_all();
-            // What happened meanwhile is not known.
+            // Events between two streams were missed.
             watches.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
             loop {
                 tokio::select! {
@@ -148,8 +148,8 @@ async fn watch(
                         None => return,
                     },
                     answer = stream.message() => match answer {
-                        // The watch was not begun, since the stream's login has ended (of later versions
-                        // without the watch's id). The next stream has another.
+                        // The watch was refused because the stream's login has expired; later versions of
+                        // etcd leave out the watch's id. The next stream logs in again.
                         Ok(Some(answer)) if answer.watch_id < 0 || answer.created && answer.canceled => {
                             connection.discard();
                             pause = LOGIN_PAUSE;
@@ -179,7 +179,7 @@ async fn open(link: &Link, wake_key: &[u8]) -> Result<Opened<LinkConnection>, St
     match connection.watch().watch(request).await {
         Ok(stream) => Ok((stream.into_inner(), sender, connection)),
         Err(status) => {
-            // Another member may do.
+            // Another member may accept the stream.
             connection.discard();
             Err(status)
         }
@@ -194,7 +194,7 @@ fn create(watch_id: i64, watched: &Watched) -> WatchRequest {
 }
 
 impl Watches {
-    /// Follows orders while there is no stream, until the client is gone.
+    /// Executes orders while there is no stream, until the client is dropped.
     async fn follow_until_gone(&mut self, orders: &mut UnboundedReceiver<Order>) {
         while let Some(order) = orders.recv().await {
             self.follow(order);
@@ -205,8 +205,8 @@ impl Watches {
         match order {
             Order::Watch { entry, watched, is_near } => {
                 if let Some(before) = self.of_entries.get_mut(&entry).filter(|one| one.watched == watched) {
-                    if let Some(&pause) = LOOKS.get(before.looks).filter(|_| is_near) {
-                        before.looks += 1;
+                    if let Some(&pause) = EXTRA_ATTEMPTS_MS.get(before.extra_attempts).filter(|_| is_near) {
+                        before.extra_attempts += 1;
                         self.wakes.deliver(&entry, Wake::Try(Duration::from_millis(pause)));
                     }
                     return;
@@ -216,7 +216,7 @@ impl Watches {
                 let id = self.last_id;
                 self.send(create(id, &watched));
                 self.by_id.insert(id, entry.clone());
-                self.of_entries.insert(entry, EntryWatch { id, watched, looks: 0 });
+                self.of_entries.insert(entry, EntryWatch { id, watched, extra_attempts: 0 });
             }
             Order::Forget(entry) => self.forget(&entry),
         }
@@ -254,8 +254,8 @@ impl Watches {
         }
         let Some(entry) = self.by_id.get(&answer.watch_id).cloned() else { return };
         if answer.canceled {
-            // For example, the member has compacted the revision at which it began. The next attempt watches
-            // again.
+            // For example, the member has compacted the revision at which the watch began. The next attempt
+            // creates another watch.
             self.by_id.remove(&answer.watch_id);
             self.of_entries.remove(&entry);
         }

@@ -16,7 +16,7 @@ use lockkeeper_core::{
 };
 
 use super::os::{OsError, jitter};
-use super::reap::{holders, look, waiters};
+use super::reap::{check_sessions, holders, waiters};
 use super::record::Record;
 use super::session::{FileRequest, FileSession};
 use super::state::is_held;
@@ -89,7 +89,7 @@ async fn take_all(session: &Arc<FileSession>, request: &Arc<FileRequest>) -> Res
     }
     for index in 0..request.names.len() {
         let mut foreign = FOREIGN_POLL_MIN;
-        let mut told = None;
+        let mut pushed = None;
         loop {
             let found = {
                 let mut record = Record::open(&session.store, &request.names[index]).await?;
@@ -107,12 +107,12 @@ async fn take_all(session: &Arc<FileSession>, request: &Arc<FileRequest>) -> Res
                     return Ok(Answer::Busy(Busy { holder, queued_ahead: 0 }));
                 }
                 AcquireStep::Foreign => {
-                    tell_queued(session, request, &mut told, 0);
+                    push_queued(session, request, &mut pushed, 0);
                     wait(request, Vec::new(), jitter(foreign)).await;
                     foreign = (foreign * 2).min(FOREIGN_POLL_MAX);
                 }
                 AcquireStep::Waiting { position, pipes, closed } => {
-                    tell_queued(session, request, &mut told, position);
+                    push_queued(session, request, &mut pushed, position);
                     let longest = jitter(SAFETY_NET);
                     wait(request, pipes, closed.map_or(longest, |closed| closed.min(longest))).await;
                 }
@@ -122,9 +122,9 @@ async fn take_all(session: &Arc<FileSession>, request: &Arc<FileRequest>) -> Res
     settle(session, request).await
 }
 
-fn tell_queued(session: &FileSession, request: &FileRequest, told: &mut Option<u64>, position: u64) {
-    if told.is_none() {
-        *told = Some(position);
+fn push_queued(session: &FileSession, request: &FileRequest, pushed: &mut Option<u64>, position: u64) {
+    if pushed.is_none() {
+        *pushed = Some(position);
         let _ = session.pushes.send(Push::Queued { seq: request.seq, position });
     }
 }
@@ -146,18 +146,18 @@ async fn wait(request: &FileRequest, pipes: Vec<File>, at_most: Duration) {
 /// All names are acquired: the highest token becomes the token of the request, and each record stores it.
 async fn settle(session: &Arc<FileSession>, request: &Arc<FileRequest>) -> Result<Answer, OsError> {
     let parts = request.progress().parts.clone();
-    let Some(told) = parts.iter().filter_map(|part| part.token).max() else {
+    let Some(returned) = parts.iter().filter_map(|part| part.token).max() else {
         return Ok(Answer::Finished(lockkeeper_core::End::Gone));
     };
     for (part, name) in parts.iter().zip(&request.names) {
         let (Some(token), Some(seq)) = (part.token, part.seq) else { continue };
-        if token == told {
+        if token == returned {
             continue;
         }
         let mut record = Record::open(&session.store, name).await?;
         let phase = record.state().request(session.file.tag, seq).map(|found| found.phase.clone());
         match phase {
-            Some(Phase::Held { .. }) => record.tell(token, told)?,
+            Some(Phase::Held { .. }) => record.store_returned(token, returned)?,
             _ => return Ok(Answer::Revoked),
         }
     }
@@ -167,7 +167,7 @@ async fn settle(session: &Arc<FileSession>, request: &Arc<FileRequest>) -> Resul
     }
     progress.granted = true;
     let permits = progress.parts.iter().filter_map(|part| part.permit).collect();
-    Ok(Answer::Granted(Granted { token: Some(told), permits }))
+    Ok(Answer::Granted(Granted { token: Some(returned), permits }))
 }
 
 /// One step for the name at `index`: adds the request to the record if it is not there yet, and takes the
@@ -237,14 +237,14 @@ fn step(
         // Holders are checked too: the waiter before this one, which watches them, may be stopped and miss
         // their end.
         let whom: Vec<SessionId> = watched.iter().copied().chain(holders(record.state())).collect();
-        let mut looked = look(&session.store, record, Some(tag), whom)?;
-        if looked.is_clean() {
-            let pipes = watched.iter().filter_map(|id| looked.alive.remove(id)).collect();
+        let mut check = check_sessions(&session.store, record, Some(tag), whom)?;
+        if check.is_clean() {
+            let pipes = watched.iter().filter_map(|id| check.alive.remove(id)).collect();
             let closed = record.state().closed().map(|(_, left)| left).min();
             return Ok(AcquireStep::Waiting { position: position(record, owner)?, pipes, closed });
         }
-        record.commit(|table, effects| looked.reap(table, effects), |()| true)?;
-        looked.bury(&session.store);
+        record.commit(|table, effects| check.reap(table, effects), |()| true)?;
+        check.bury(&session.store);
     }
 }
 
@@ -283,15 +283,15 @@ fn enter(
     let waiting: Vec<SessionId> = waiters(record.state()).map(|(id, _)| id).collect();
     let last = if acquire.wait { waiting.len().saturating_sub(1) } else { 0 };
     let whom: Vec<SessionId> = holders(record.state()).chain(waiting[last..].iter().copied()).collect();
-    let looked = look(&session.store, record, Some(session.file.tag), whom)?;
+    let check = check_sessions(&session.store, record, Some(session.file.tag), whom)?;
     let entered = record.commit(
         |table, effects| {
-            looked.reap(table, effects);
+            check.reap(table, effects);
             ask(table, effects)
         },
         |_| true,
     )?;
-    looked.bury(&session.store);
+    check.bury(&session.store);
     Ok(entered.unwrap_or(Reply::SessionGone))
 }
 

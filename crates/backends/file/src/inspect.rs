@@ -33,7 +33,7 @@ fn describe(store: &FileStore, record: &mut Record) -> Result<LockInfo, OsError>
         |token, ms| state.closed_left(token, ms),
     );
     for holder in &mut info.holds {
-        holder.token = holder.token.map(|token| state.told_token(token));
+        holder.token = holder.token.map(|token| state.returned_token(token));
     }
     Ok(info)
 }
@@ -78,7 +78,7 @@ pub(super) async fn check_token(
     // table's.
     let held = table.describe(&name, EVERY_HOLD).holds.into_iter();
     let held = held.filter(|hold| hold.state == lockkeeper_core::HoldState::Held);
-    let mut live: Vec<Token> = held.map(|hold| record.state().told_token(hold.token)).collect();
+    let mut live: Vec<Token> = held.map(|hold| record.state().returned_token(hold.token)).collect();
     live.sort_unstable();
     Ok(if live.iter().any(|live| live.get() == token) {
         TokenStatus::Current
@@ -112,7 +112,8 @@ pub(super) async fn break_hold(store: Arc<FileStore>, order: BreakOrder) -> Resu
         .commit(|table, effects| table.apply_whole(Command::Break(command.clone()), effects), |_| true)?;
     match reply {
         Some(Reply::NotCurrent { live }) => {
-            let mut live: Vec<Token> = live.into_iter().map(|live| record.state().told_token(live)).collect();
+            let mut live: Vec<Token> =
+                live.into_iter().map(|live| record.state().returned_token(live)).collect();
             live.sort_unstable();
             Ok(Broken::NotCurrent { live })
         }

@@ -109,7 +109,7 @@ struct FileShared {
     store: Mutex<Arc<FileStore>>,
 }
 
-/// What users see of it.
+/// The backend's description for users, and its `connect`.
 pub const INFO: BackendInfo = BackendInfo {
     example: "file:///dir",
     summary: "a directory, for the processes of this host",

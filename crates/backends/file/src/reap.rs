@@ -18,14 +18,14 @@ use super::tag::Tag;
 
 /// The result of checking a record.
 #[derive(Default)]
-pub(super) struct Looked {
+pub(super) struct RecordCheck {
     dead: Vec<(SessionId, Tag)>,
     /// Pipes of live sessions, to wait for their end.
     pub(super) alive: BTreeMap<SessionId, File>,
     due: Vec<Token>,
 }
 
-impl Looked {
+impl RecordCheck {
     pub(super) fn is_clean(&self) -> bool {
         self.dead.is_empty() && self.due.is_empty()
     }
@@ -49,36 +49,36 @@ impl Looked {
 }
 
 /// Checks `sessions` of a record (except the caller's own session, which lives) and its closed holds.
-pub(super) fn look(
+pub(super) fn check_sessions(
     store: &FileStore,
     record: &Record,
     own: Option<Tag>,
     sessions: impl IntoIterator<Item = SessionId>,
-) -> Result<Looked, OsError> {
-    let mut looked = Looked::default();
+) -> Result<RecordCheck, OsError> {
+    let mut check = RecordCheck::default();
     for session in sessions {
         let Some(tag) = record.state().tag(session).filter(|tag| Some(*tag) != own) else { continue };
-        if looked.alive.contains_key(&session) || looked.dead.iter().any(|&(dead, _)| dead == session) {
+        if check.alive.contains_key(&session) || check.dead.iter().any(|&(dead, _)| dead == session) {
             continue;
         }
         match probe(store, tag)? {
             Life::Alive(pipe) => {
-                looked.alive.insert(session, pipe);
+                check.alive.insert(session, pipe);
             }
-            Life::Dead => looked.dead.push((session, tag)),
+            Life::Dead => check.dead.push((session, tag)),
         }
     }
-    looked.due = record.state().closed().filter(|(_, left)| left.is_zero()).map(|(token, _)| token).collect();
-    Ok(looked)
+    check.due = record.state().closed().filter(|(_, left)| left.is_zero()).map(|(token, _)| token).collect();
+    Ok(check)
 }
 
 /// Ends all dead sessions and due closed holds of a record.
 pub(super) fn reap_all(store: &FileStore, record: &mut Record) -> Result<(), OsError> {
     let everyone: Vec<SessionId> = record.state().table.sessions.iter().map(|session| session.id).collect();
-    let looked = look(store, record, None, everyone)?;
-    if !looked.is_clean() {
-        record.commit(|table, effects| looked.reap(table, effects), |()| true)?;
-        looked.bury(store);
+    let check = check_sessions(store, record, None, everyone)?;
+    if !check.is_clean() {
+        record.commit(|table, effects| check.reap(table, effects), |()| true)?;
+        check.bury(store);
     }
     Ok(())
 }

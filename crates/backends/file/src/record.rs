@@ -97,7 +97,7 @@ impl Record {
                 && let Some(note) = state.notes.get_mut(&token.get())
                 && note.age().is_none()
             {
-                *note = HoldNote::now(note.told);
+                *note = HoldNote::now(note.returned);
                 dirty = true;
             }
         }
@@ -166,11 +166,11 @@ impl Record {
         Ok(Some(result))
     }
 
-    /// For a request for several names: stores `told`, the token that is returned to the holder (the highest
-    /// of all names), with this record's hold, whose own token is `token`.
-    pub(super) fn tell(&mut self, token: Token, told: Token) -> Result<(), OsError> {
+    /// For a request for several names: stores `returned`, the token that is returned to the holder (the
+    /// highest of all names), with this record's hold, whose own token is `token`.
+    pub(super) fn store_returned(&mut self, token: Token, returned: Token) -> Result<(), OsError> {
         if let Some(note) = self.state.notes.get_mut(&token.get()) {
-            note.told = told.get();
+            note.returned = returned.get();
             self.dirty = true;
         }
         self.put(self.state.table.clone())
@@ -188,8 +188,8 @@ impl Record {
             let before = self.state.table.requests.iter().find(|before| before.ticket == request.ticket);
             let was_closed = before.is_some_and(|before| matches!(before.phase, Phase::Closed { .. }));
             let note = self.state.notes.get(&token.get()).copied();
-            let told = note.map_or(token.get(), |note| note.told);
-            let note = note.filter(|_| closed == was_closed).unwrap_or_else(|| HoldNote::now(told));
+            let returned = note.map_or(token.get(), |note| note.returned);
+            let note = note.filter(|_| closed == was_closed).unwrap_or_else(|| HoldNote::now(returned));
             after.notes.insert(token.get(), note);
         }
         if after == self.state && !self.dirty && (self.current.is_some() || !after.table.requests.is_empty())
@@ -432,7 +432,7 @@ mod tests {
             requests: vec![closed],
             ..Snapshot::default()
         };
-        let note = HoldNote { boot: [1; 16], at: 0, told: 7 };
+        let note = HoldNote { boot: [1; 16], at: 0, returned: 7 };
         (name, RecordState { table, notes: BTreeMap::from([(7, note)]) })
     }
 

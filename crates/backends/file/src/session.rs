@@ -28,7 +28,7 @@ use super::store::FileStore;
 
 /// How often a session checks that its directory and the files of its holds are there, and repeats pushes
 /// that its client may have missed.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// How many session files are checked for dead sessions when a session is created.
 const SWEPT_AT_OPEN: usize = 16;
 
@@ -310,7 +310,7 @@ impl FileSession {
     }
 
     /// Pushes the revocations of those requests in `named` that were revoked.
-    async fn tell_revoked(&self, named: Vec<Arc<FileRequest>>) -> Result<(), OsError> {
+    async fn push_revoked(&self, named: Vec<Arc<FileRequest>>) -> Result<(), OsError> {
         for request in named {
             let parts: Vec<(usize, Seq)> = {
                 let progress = request.progress();
@@ -347,13 +347,13 @@ impl FileSession {
         for request in &named {
             request.news.notify_one();
         }
-        if let Err(OsError::Gone) = self.tell_revoked(named).await {
+        if let Err(OsError::Gone) = self.push_revoked(named).await {
             self.lose();
         }
     }
 
     /// The periodic check; `false` once the session has ended.
-    fn look(&self) -> bool {
+    fn check(&self) -> bool {
         if self.is_gone() {
             return false;
         }
@@ -382,8 +382,8 @@ impl FileSession {
 
 /// Reads the session's pipe until the session ends.
 async fn listen(session: Weak<FileSession>, pipe: AsyncFd<OwnedFd>) {
-    let mut look = tokio::time::interval(LOOK_EVERY);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut checks = tokio::time::interval(CHECK_EVERY);
+    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let woken = tokio::select! {
             ready = pipe.readable() => match ready {
@@ -394,12 +394,12 @@ async fn listen(session: Weak<FileSession>, pipe: AsyncFd<OwnedFd>) {
                 }
                 Err(_) => return,
             },
-            _ = look.tick() => Vec::new(),
+            _ = checks.tick() => Vec::new(),
         };
         let Some(session) = session.upgrade() else { return };
         if !woken.is_empty() {
             session.heard(woken).await;
-        } else if !session.look() {
+        } else if !session.check() {
             return;
         }
         if session.is_gone() {

@@ -19,12 +19,12 @@ pub(super) struct HoldNote {
     /// When the hold began; for a closed hold, when it closed. Nanoseconds on the clock of `boot`.
     pub(super) at: u64,
     /// The token returned to the holder: for a request for several names, the highest of their tokens.
-    pub(super) told: u64,
+    pub(super) returned: u64,
 }
 
 impl HoldNote {
-    pub(super) fn now(told: u64) -> Self {
-        Self { boot: boot_id(), at: BootInstant::now().as_nanos(), told }
+    pub(super) fn now(returned: u64) -> Self {
+        Self { boot: boot_id(), at: BootInstant::now().as_nanos(), returned }
     }
 
     /// The time since `at`; `None` if that was before a reboot.
@@ -51,7 +51,7 @@ impl RecordState {
             bytes.extend_from_slice(&token.to_le_bytes());
             bytes.extend_from_slice(&note.boot);
             bytes.extend_from_slice(&note.at.to_le_bytes());
-            bytes.extend_from_slice(&note.told.to_le_bytes());
+            bytes.extend_from_slice(&note.returned.to_le_bytes());
         }
         bytes.extend_from_slice(&self.table.encode());
         bytes
@@ -83,7 +83,7 @@ impl RecordState {
             let note = HoldNote {
                 boot: std::array::from_fn(|i| boot[i]),
                 at: number(&mut rest)?,
-                told: number(&mut rest)?,
+                returned: number(&mut rest)?,
             };
             notes.insert(token, note);
         }
@@ -120,15 +120,15 @@ impl RecordState {
         self.table.requests.iter().find(|request| request.owner == Some((session, seq)))
     }
 
-    /// The table's token of the hold whose holder got the token `told`.
-    pub(super) fn table_token(&self, told: Token) -> Token {
-        let found = self.notes.iter().find(|(_, note)| note.told == told.get());
-        found.and_then(|(&token, _)| Token::new(token)).unwrap_or(told)
+    /// The table's token of the hold whose holder got the token `returned`.
+    pub(super) fn table_token(&self, returned: Token) -> Token {
+        let found = self.notes.iter().find(|(_, note)| note.returned == returned.get());
+        found.and_then(|(&token, _)| Token::new(token)).unwrap_or(returned)
     }
 
     /// The token returned to the holder for the hold that has this token in the table.
-    pub(super) fn told_token(&self, token: Token) -> Token {
-        self.notes.get(&token.get()).and_then(|note| Token::new(note.told)).unwrap_or(token)
+    pub(super) fn returned_token(&self, token: Token) -> Token {
+        self.notes.get(&token.get()).and_then(|note| Token::new(note.returned)).unwrap_or(token)
     }
 
     /// The remaining time of a closed hold.
@@ -211,6 +211,6 @@ pub fn fuzz(bytes: &[u8]) {
 /// A valid input of [`fuzz`].
 pub fn fuzz_seed() -> Vec<u8> {
     let name = LockName::parse("orders/42").expect("a name");
-    let notes = BTreeMap::from([(7, HoldNote { boot: [1; 16], at: 5, told: 7 })]);
+    let notes = BTreeMap::from([(7, HoldNote { boot: [1; 16], at: 5, returned: 7 })]);
     RecordState { notes, ..RecordState::default() }.encode(&name)
 }

@@ -77,8 +77,8 @@ fn ends_the_connection(error: &Error) -> bool {
     error.as_db_error().is_some_and(|error| matches!(error.severity(), "FATAL" | "PANIC"))
 }
 
-/// The errors of the server, by the beginning of the SQLSTATE: the reaction. Those of kind `Unreachable` and
-/// `LimitReached` pass by themselves; an error that is not listed is the request's own.
+/// Maps prefixes of SQLSTATEs to kinds of errors; the first match counts. `Unreachable` and `LimitReached`
+/// are retried. An error that is not listed is the request's fault (`Refused`).
 const ERRORS: &[(&str, BackendErrorKind)] = &[
     ("08", BackendErrorKind::Unreachable),
     // A standby, or a server that may write later.
@@ -98,12 +98,12 @@ const ERRORS: &[(&str, BackendErrorKind)] = &[
     ("55P03", BackendErrorKind::Unreachable),
     // The operator's interventions: a restart, a cancelled statement.
     ("57", BackendErrorKind::Unreachable),
-    // Of the system, and of the server itself.
+    // I/O errors of the server, and bugs in it.
     ("58", BackendErrorKind::Operator),
     ("XX", BackendErrorKind::Operator),
 ];
 
-/// The reaction to an error of the server.
+/// The kind of a server error, by [`ERRORS`].
 pub(super) fn kind_of(code: Option<&SqlState>) -> BackendErrorKind {
     let known = ERRORS.iter().find(|(begin, _)| code.is_some_and(|code| code.code().starts_with(begin)));
     known.map_or(BackendErrorKind::Refused, |(_, kind)| *kind)

@@ -50,8 +50,8 @@ const COMMON: &[&str] = &[
     "user",
 ];
 
-/// Parameters of libpq and of other clients that URLs of providers have and this one can't take, with what to
-/// write instead.
+/// Parameters of libpq and other clients that occur in URLs of providers and are not supported here, with the
+/// replacement for each.
 const REFUSED: &[(&str, &str)] = &[
     (
         "application_name",
@@ -253,7 +253,7 @@ impl Settings {
         config
     }
 
-    /// The hosts of one server's configuration: one.
+    /// The host of one server's configuration, as a slice of one.
     pub(super) fn hosts(&self, server: usize) -> &[ServerHost] {
         self.servers[server].config.get_hosts()
     }
@@ -290,7 +290,7 @@ pub(super) fn duration(
 const SECONDS: &str = "a number of seconds from 1 to 60";
 const BINDINGS: &str = "`channel_binding=disable`, `prefer` or `require`";
 
-/// A value that a URL has in its usual place, or as a parameter.
+/// A value that a URL gives in its usual place or as a parameter, but not both.
 fn once(url: &Url, key: &str, usual: Option<String>) -> Result<Option<String>, ConnectError> {
     match (usual, url.parameter::<String>(key, "text")?) {
         (Some(_), Some(_)) => Err(url.bad_part(key, "given twice: leave one of the two out").into()),
@@ -298,7 +298,7 @@ fn once(url: &Url, key: &str, usual: Option<String>) -> Result<Option<String>, C
     }
 }
 
-/// Locks need a server that takes writes, whatever a URL says: one that asks for another is an error.
+/// An error if the URL asks for a server that is not writable: locks need one.
 fn check_that_primary(url: &Url) -> Result<(), ConnectError> {
     let wanted = "a server for locks: they need the primary, `target_session_attrs=read-write`";
     match url.parameter::<String>("target_session_attrs", wanted)? {

@@ -90,9 +90,9 @@ mod with {
         BackendError::new(BackendErrorKind::Operator, what)
     }
 
-    /// `prefer` and `require` accept any certificate, as libpq does: they protect against passive
-    /// eavesdroppers only. `verify-ca` accepts those of trusted authorities, for any host. The handshake
-    /// signature is verified by all.
+    /// Verifies certificates for any host. `prefer` and `require` accept any certificate, as libpq does, and
+    /// so protect against passive eavesdroppers only. `verify-ca` accepts certificates of trusted
+    /// authorities. All verify the handshake signature.
     #[derive(Debug)]
     struct AnyHost {
         /// `None`: any certificate.

@@ -1,7 +1,7 @@
 //! A Redis cluster: each name is stored on one node, which is used like a single server.
 //!
 //! This module finds the node. It reads the map of slots again whenever a call has no usable reply: a node
-//! may be gone, or a slot may have migrated. Callers repeat such calls until the new map is there.
+//! may be gone, or a slot may have migrated. Callers repeat such calls until the new map is read.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -32,7 +32,7 @@ pub(super) struct Cluster {
     client: String,
     seeds: Vec<Host>,
     map: Mutex<Map>,
-    /// When [`Self::look_again`] last began to read the map. Locked during that read.
+    /// When [`Self::refresh`] last began to read the map. Locked during that read.
     last_read: tokio::sync::Mutex<Option<Instant>>,
 }
 
@@ -89,7 +89,7 @@ impl Cluster {
         let node = range.and_then(|(_, (_, address))| Some(map.nodes.get(address)?.1.clone()));
         drop(map);
         node.ok_or_else(|| {
-            self.look_again();
+            self.refresh();
             let what = format!("no node of the cluster that can be reached has the slot of `{name}`");
             BackendError::new(BackendErrorKind::Unreachable, what)
         })
@@ -101,7 +101,7 @@ impl Cluster {
         match gap {
             None => Ok(self.nodes()),
             Some(slot) => {
-                self.look_again();
+                self.refresh();
                 let what = format!(
                     "no node of the cluster that can be reached has slot {slot}: locks in it are not seen"
                 );
@@ -121,7 +121,7 @@ impl Cluster {
 
     /// Reads the map again in the background, at most once per `PAUSE`. Callers repeat a call that was not
     /// executed.
-    fn look_again(&self) {
+    fn refresh(&self) {
         let Some(cluster) = self.itself.upgrade() else { return };
         self.lease_thread.run(Box::pin(async move {
             let Ok(mut last_read) = cluster.last_read.try_lock() else { return };
@@ -214,7 +214,7 @@ impl Store for Cluster {
     fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
         Box::pin(async move {
             let node = self.node_of(&attempt.entry.name).map_err(CallError::refused)?;
-            node.attempt(attempt).await.inspect_err(|_| self.look_again())
+            node.attempt(attempt).await.inspect_err(|_| self.refresh())
         })
     }
 
@@ -231,21 +231,21 @@ impl Store for Cluster {
                     }
                 };
                 match parts.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &node)) {
-                    Some((_, places)) => places.push(at),
+                    Some((_, indexes)) => indexes.push(at),
                     None => parts.push((node, vec![at])),
                 }
             }
             let mut asking = JoinSet::new();
-            for (node, places) in parts {
-                let part = places.iter().map(|&at| entries[at].clone()).collect();
-                asking.spawn(async move { (places, node.renew(part).await) });
+            for (node, indexes) in parts {
+                let part = indexes.iter().map(|&at| entries[at].clone()).collect();
+                asking.spawn(async move { (indexes, node.renew(part).await) });
             }
             let mut renewed = vec![Renewed::Gone; entries.len()];
             // Waits for all nodes, also if one fails: dropping the set would cancel the other renewals.
             while let Some(answered) = asking.join_next().await {
                 match answered {
-                    Ok((places, Ok(part))) => {
-                        places.into_iter().zip(part).for_each(|(at, answer)| renewed[at] = answer);
+                    Ok((indexes, Ok(part))) => {
+                        indexes.into_iter().zip(part).for_each(|(at, answer)| renewed[at] = answer);
                     }
                     Ok((_, Err(error))) => failed = Some(error),
                     Err(_) => failed = Some(CallError::IN_DOUBT),
@@ -254,15 +254,14 @@ impl Store for Cluster {
             match failed {
                 None => Ok(renewed),
                 Some(error) => {
-                    self.look_again();
+                    self.refresh();
                     Err(error)
                 }
             }
         })
     }
 
-    /// A slot that has moved is no reason to leave a release without an answer: the map is read again, and
-    /// the call repeated.
+    /// If the slot has moved, reads the map again and repeats the call, so that a release gets an answer.
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
         Box::pin(async move {
             let until = Instant::now() + entry.limit();
@@ -273,10 +272,10 @@ impl Store for Cluster {
                 };
                 match ended {
                     Err(CallError { sent: false, .. }) if Instant::now() + PAUSE < until => {
-                        self.look_again();
+                        self.refresh();
                         tokio::time::sleep(PAUSE).await;
                     }
-                    ended => return ended.inspect_err(|_| self.look_again()),
+                    ended => return ended.inspect_err(|_| self.refresh()),
                 }
             }
         })

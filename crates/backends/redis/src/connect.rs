@@ -1,4 +1,4 @@
-//! Connections to the one server of a URL, for programs.
+//! Connections to the server of a URL, for fences and other users of this crate.
 
 use std::time::Duration;
 

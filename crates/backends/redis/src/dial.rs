@@ -1,5 +1,5 @@
-//! Opens connections: the address, TLS, and the limit on replies. The login, and everything after it, is the
-//! client library's.
+//! Opens connections: address, TLS, and the limit on replies. The client library does the login and
+//! everything after it.
 
 use std::fmt;
 use std::io;
@@ -30,8 +30,7 @@ pub(super) enum RedisAddress {
     Socket(PathBuf),
 }
 
-/// One server, and how to log in there, with the password and the files of TLS as they were when this was
-/// made.
+/// One server and its login. Password and TLS files are as read at creation.
 #[derive(Clone)]
 pub(super) struct Dialer {
     pub(super) address: RedisAddress,
@@ -84,7 +83,7 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 impl Dialer {
-    /// The same, for a server that knows no `HELLO`.
+    /// The same, for a server without `HELLO`.
     pub(super) fn with_resp2(&self) -> Self {
         let login = self.login.clone().set_protocol(ProtocolVersion::RESP2);
         Self { login, ..self.clone() }
@@ -101,7 +100,7 @@ impl Dialer {
         Ok(RedisConnection { calls, _driver: Arc::new(AbortOnDropHandle::new(tokio::spawn(driver))) })
     }
 
-    /// A connection for messages, over RESP2.
+    /// A pub/sub connection, over RESP2.
     pub(super) async fn subscribe(&self) -> RedisResult<PubSub> {
         PubSub::new(&self.login, self.stream().await?).await
     }

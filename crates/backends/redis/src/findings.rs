@@ -93,7 +93,7 @@ impl Settings {
         findings.push(match (self.appendonly.as_str(), self.appendfsync.as_str()) {
             ("yes", "always") => finding(false, "appendonly yes, appendfsync always: locks outlive a crash".into()),
             ("yes", sync) => {
-                // `no` leaves it to the kernel, which writes after 30 s (`vm.dirty_expire_centisecs`) and
+                // `no` leaves syncs to the kernel, which writes after 30 s (`vm.dirty_expire_centisecs`) or
                 // later.
                 let forgets = if sync == "no" { "of its last half minute or more" } else { "of its last second" };
                 let says = format!(

@@ -21,7 +21,7 @@ use super::scripts::{SCRIPTS, Script};
 use super::slots::{Range, ranges};
 use super::store::RedisStore;
 
-/// The entry of calls that concern a whole name.
+/// Used as the entry id in calls about a whole name.
 const NO_ENTRY: EntryId = EntryId(String::new());
 /// How many waiters an inspection lists.
 const WAITERS_SHOWN: usize = 20;
@@ -31,14 +31,13 @@ const LIMIT: Duration = Duration::from_secs(5);
 const KEYS_MAX: u64 = 1_000_000;
 /// Keys that one `SCAN` step visits.
 const STEP: usize = 1000;
-/// Largest number of steps of one `SCAN`. The densest table that is scanned needs a thousand; Redis passes up
-/// to ten empty places for each key of a step, so that this is enough for a table that was a hundred times as
-/// large before.
+/// Largest number of steps of one `SCAN`. A dense table of [`KEYS_MAX`] keys needs a thousand. Redis skips up
+/// to ten empty buckets for each key of a step, so this suffices for a table that has shrunk to a hundredth.
 const STEPS_MAX: usize = 10_000;
 
 /// The state of a name on one server.
 #[derive(Clone, Debug, Default)]
-pub struct Look {
+pub struct NameState {
     /// Live and closed holds.
     pub holders: Vec<Seen>,
     /// The first [`WAITERS_SHOWN`] waiters.
@@ -66,9 +65,9 @@ impl Seen {
     }
 }
 
-impl Look {
+impl NameState {
     pub(super) fn into_info(self, name: LockName) -> LockInfo {
-        let mut holders: Vec<HolderInfo> = self.holders.into_iter().map(|seen| seen.info).collect();
+        let mut holders: Vec<HolderInfo> = self.holds.into_iter().map(|seen| seen.info).collect();
         holders.sort_by_key(|holder| holder.token);
         LockInfo {
             waiter_count: self.waiter_count,
@@ -79,23 +78,23 @@ impl Look {
     }
 
     fn is_in_use(&self) -> bool {
-        !self.holders.is_empty() || self.waiter_count > 0
+        !self.holds.is_empty() || self.waiter_count > 0
     }
 }
 
 impl RedisStore {
     /// The state of a name on this server.
-    pub async fn look(&self, name: &LockName) -> Result<Look, BackendError> {
+    pub async fn inspect(&self, name: &LockName) -> Result<NameState, BackendError> {
         self.check_name(name)?;
-        let answer = self.run(&SCRIPTS.inspect, &self.look_call(name)).await?;
+        let answer = self.run(&SCRIPTS.inspect, &self.inspect_call(name)).await?;
         self.refuse_replica().await?;
-        self.looked(name, &answer)
+        self.decoded(name, &answer)
     }
 
     /// The names at and below `below` that clients of this library use, in order.
-    pub async fn list(&self, below: Option<&LockName>) -> Result<Vec<(LockName, Look)>, BackendError> {
+    pub async fn list(&self, below: Option<&LockName>) -> Result<Vec<(LockName, NameState)>, BackendError> {
         let names = self.names(below).await?;
-        let calls: Vec<Cmd> = names.iter().map(|name| self.look_call(name)).collect();
+        let calls: Vec<Cmd> = names.iter().map(|name| self.inspect_call(name)).collect();
         let until = deadline();
         let answers = loop {
             match self.link.run_all(Over::Runtime, &SCRIPTS.inspect, &calls, LIMIT).await {
@@ -106,9 +105,9 @@ impl RedisStore {
         self.refuse_replica().await?;
         let mut list = Vec::with_capacity(names.len());
         for (name, answer) in names.into_iter().zip(answers) {
-            let look = self.looked(&name, &answer)?;
-            if look.is_in_use() {
-                list.push((name, look));
+            let state = self.decoded(&name, &answer)?;
+            if state.is_in_use() {
+                list.push((name, state));
             }
         }
         Ok(list)
@@ -124,11 +123,11 @@ impl RedisStore {
 
     /// Classifies a token (B4).
     pub(super) async fn check_token(&self, name: &LockName, token: u64) -> Result<TokenStatus, BackendError> {
-        let look = self.look(name).await?;
-        let held = look.holders.iter().filter(|seen| seen.info.state == HolderState::Held);
+        let state = self.inspect(name).await?;
+        let held = state.holds.iter().filter(|seen| seen.info.state == HolderState::Held);
         let mut live: Vec<Token> = held.filter_map(|seen| seen.info.token).collect();
         live.sort_unstable();
-        Ok(if token == 0 || token > look.last_token {
+        Ok(if token == 0 || token > state.last_token {
             TokenStatus::NeverIssued
         } else if live.iter().any(|held| held.get() == token) {
             TokenStatus::Current
@@ -166,21 +165,21 @@ fn broken(answer: &Value) -> Option<Broken> {
     })
 }
 
-/// Decodes the reply of `inspect.lua`. `Err`: the type of the lock's key, which is none of a lock.
-fn look(answer: &Value) -> Option<Result<Look, &str>> {
+/// Decodes the reply of `inspect.lua`. `Err`: the lock's key has this type, which is not a lock's.
+fn decode_state(answer: &Value) -> Option<Result<NameState, &str>> {
     let mut items = Items::of(answer)?;
     let (now, kind, value) = (items.number()?, items.word()?, items.bytes()?);
     // Negative: the key never expires.
     let left = u64::try_from(items.integer()?).map_or(Duration::MAX, Duration::from_millis);
     let (mut permits, waiter_count, mut waiting) = (items.list()?, items.number()?, items.list()?);
-    let mut look = Look { waiter_count: usize::try_from(waiter_count).ok()?, ..Look::default() };
+    let mut state = NameState { waiter_count: usize::try_from(waiter_count).ok()?, ..NameState::default() };
     match kind {
         "none" => {}
         "string" => match layout::Value::decode(value) {
-            layout::Value::Ours(hold) => look.holders.push(Seen::of(hold, None, left, now)),
-            layout::Value::Permits { limit, .. } => look.limit = Some(limit),
+            layout::Value::Ours(hold) => state.holds.push(Seen::of(hold, None, left, now)),
+            layout::Value::Permits { limit, .. } => state.limit = Some(limit),
             layout::Value::Foreign(shown) => {
-                look.holders.push(Seen { id: None, info: foreign_holder(shown) });
+                state.holds.push(Seen { id: None, info: foreign_holder(shown) });
             }
         },
         other => return Some(Err(other)),
@@ -188,16 +187,16 @@ fn look(answer: &Value) -> Option<Result<Look, &str>> {
     while !permits.is_empty() {
         let (value, slot, left) = (permits.bytes()?, permits.small()?, permits.number()?);
         let hold = Hold::decode(value);
-        look.holders.extend(hold.map(|hold| Seen::of(hold, Some(slot), Duration::from_millis(left), now)));
+        state.holds.extend(hold.map(|hold| Seen::of(hold, Some(slot), Duration::from_millis(left), now)));
     }
     while !waiting.is_empty() {
-        look.waiters.extend(layout::waiter(waiting.bytes()?));
+        state.waiters.extend(layout::waiter(waiting.bytes()?));
     }
     // The counter expires after 30 days without a grant. All tokens are then below the server's clock, so the
     // clock is the bound.
     let counter = items.number()?;
-    look.last_token = if counter > 0 { counter } else { now.saturating_sub(EPOCH_US) };
-    Some(Ok(look))
+    state.last_token = if counter > 0 { counter } else { now.saturating_sub(EPOCH_US) };
+    Some(Ok(state))
 }
 
 /// Decodes the reply of a `SCAN` step: the next cursor, and keys.
@@ -212,18 +211,18 @@ fn step(answer: &Value) -> Option<(&str, Vec<&[u8]>)> {
 }
 
 impl RedisStore {
-    fn look_call(&self, name: &LockName) -> Cmd {
+    fn inspect_call(&self, name: &LockName) -> Cmd {
         let mut call = SCRIPTS.inspect.call(&self.keys(name), KeySet::All, &NO_ENTRY);
         call.arg(WAITERS_SHOWN);
         call
     }
 
-    fn looked(&self, name: &LockName, answer: &Value) -> Result<Look, BackendError> {
-        let look = look(answer).ok_or_else(|| self.unexpected("EVALSHA", answer))?;
-        look.map_err(|kind| self.wrong_type(name, kind))
+    fn decoded(&self, name: &LockName, answer: &Value) -> Result<NameState, BackendError> {
+        let state = decode_state(answer).ok_or_else(|| self.unexpected("EVALSHA", answer))?;
+        state.map_err(|kind| self.wrong_type(name, kind))
     }
 
-    /// The error for a reply that is none of the command's.
+    /// The error for a reply that the command never gives.
     pub(super) fn unexpected(&self, command: &str, reply: &Value) -> BackendError {
         refusal::unexpected(&self.link.server(), command, reply)
     }
@@ -248,8 +247,8 @@ impl RedisStore {
         Ok(names)
     }
 
-    /// Adds the names of locks at and below `below` whose keys of a type, the lock's own or those of queues,
-    /// fit the pattern.
+    /// Scans the keys of a type (lock keys or queues) that match the pattern, and adds the names of their
+    /// locks at and below `below`.
     async fn scan(
         &self,
         pattern: &str,
@@ -304,7 +303,7 @@ impl RedisStore {
         let mut ours = BTreeSet::new();
         for ((name, get), answer) in names.into_iter().zip(commands).zip(answers) {
             let answer = match answer {
-                // Its type has changed since the scan.
+                // The key's type has changed since the scan.
                 Value::ServerError(error) if error.code() == "WRONGTYPE" => continue,
                 // Repeated if the refusal may pass; otherwise this fails.
                 Value::ServerError(_) => self.ask(get).await?,
@@ -355,8 +354,8 @@ impl RedisStore {
         }
     }
 
-    /// A replica may lack locks: what it shows must not pass for all there are. Asked after the call, so that
-    /// it covers a server that was demoted before.
+    /// An error if the server is a replica, which may lack locks. Called after the read, so that it also
+    /// detects a server that was demoted before the read.
     async fn refuse_replica(&self) -> Result<(), BackendError> {
         let asked = self.link.send_all(Over::Runtime, &[role::ask()], deadline()).await;
         let answers = asked.map_err(|failure| self.unanswered(failure))?;

@@ -36,8 +36,8 @@ const FOREIGN_SHOWN: usize = 64;
 /// after the lock's own key. An entry's id follows `gone:`.
 const SUFFIXES: [&str; 7] = ["queue", "gone:", "token", "waiters", "permits", "slots", "until"];
 
-/// How many keys of a name a script gets. A script must get every key that it touches: the keys of a cluster
-/// migrate one by one, and a key that has migrated must not be taken for a missing one.
+/// How many keys of a name a script is given. A script must be given every key that it touches: in a cluster,
+/// keys migrate one by one, and a key that has migrated must not count as missing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum KeySet {
     LockOnly = 1,
@@ -70,7 +70,7 @@ impl Keys {
         self.tagged || !self.lock.contains('}')
     }
 
-    /// Whether this lock's key could be taken for one of the keys beside another lock.
+    /// Whether this lock's key looks like a key beside another lock.
     pub(super) fn looks_like_one_beside(&self) -> bool {
         self.lock.contains(BESIDE)
     }
@@ -96,7 +96,7 @@ fn has_tag(key: &str) -> bool {
     key.split_once('{').and_then(|(_, rest)| rest.find('}')).is_some_and(|length| length > 0)
 }
 
-/// The `SCAN` patterns that find every name in use: by its lock, and by its queue.
+/// The `SCAN` patterns that find every name in use, by its lock key or its queue.
 pub(super) fn patterns(prefix: &str, below: Option<&LockName>) -> [String; 3] {
     let start = escape_pattern(&[prefix, below.map_or("", LockName::as_str)].concat());
     [format!("{start}*"), format!("{{{start}*}}{BESIDE}queue"), format!("{start}*{TAGGED}queue")]
@@ -192,7 +192,7 @@ pub(super) struct Hold {
 enum Since {
     /// µs of the server's clock.
     At(u64),
-    /// A plain `SET` set the key for this time, and it was not renewed yet.
+    /// The time for which a plain `SET` has set the key, which was not renewed yet.
     SetFor(Duration),
 }
 

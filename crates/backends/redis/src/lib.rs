@@ -48,12 +48,12 @@ use servers::Servers;
 pub use {
     findings::of as findings_of,
     identity::Identity,
-    inspect::{Look, Seen},
+    inspect::{NameState, Seen},
     settings::{PORT, Settings},
     store::{RedisStore, open_store},
 };
 
-/// What users see of it.
+/// The backend's description for users, and its `connect`.
 pub const INFO: BackendInfo = BackendInfo {
     example: "redis://host",
     summary: "Redis: one server, its replicas by sentinels, or a cluster",
@@ -165,13 +165,13 @@ impl Backend for Redis {
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
-        Box::pin(async move { Ok(self.servers.of(&name)?.look(&name).await?.into_info(name)) })
+        Box::pin(async move { Ok(self.servers.of(&name)?.inspect(&name).await?.into_info(name)) })
     }
 
     fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
         Box::pin(async move {
             let list = self.servers.list(prefix.as_ref()).await?;
-            Ok(list.into_iter().map(|(name, look)| look.into_info(name)).collect())
+            Ok(list.into_iter().map(|(name, state)| state.into_info(name)).collect())
         })
     }
 

@@ -1,10 +1,10 @@
 //! Calls to one server. Errors report whether the call may have arrived (P12).
 //!
 //! Renewals go over the main connection, on the lease thread. All other calls go over a connection of the
-//! current runtime ([`Pool`]), to the address of the main connection. The lease thread has one, too, beside
-//! the main connection: for the ends of requests that no caller waits for, which can thus overtake an earlier
-//! attempt. Once the main connection was replaced, the runtimes' connections are not used any more: after a
-//! fail-over no call goes to the former primary.
+//! current runtime ([`Pool`]), to the address of the main connection. The lease thread also has such a
+//! connection, beside the main one, for ends of requests that no caller waits for; such an end can overtake
+//! an earlier attempt. Once the main connection was replaced, the runtimes' connections are not used any
+//! more: after a fail-over no call goes to the former primary.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,10 +47,10 @@ pub(super) enum Failure {
 
 /// Nothing was sent, or the server did nothing.
 const NOT_DONE: Failure = Failure::Silent(CallError::NOT_SENT);
-/// The server may have executed it.
+/// The server may have executed the call.
 const IN_DOUBT: Failure = Failure::Silent(CallError::IN_DOUBT);
 
-/// The server did nothing, and may do it later.
+/// The server did nothing; a repeat may succeed.
 fn passing(refusal: Refusal) -> Failure {
     Failure::Silent(CallError::refused(refusal.into_error()))
 }
@@ -281,7 +281,7 @@ impl Connector {
         let has_ended = Arc::<AtomicBool>::default();
         let ended = has_ended.clone();
         let mut config = without_time_limit();
-        // Over RESP2 the end shows by the next call.
+        // Over RESP2, the next call detects the end of the connection.
         if main.dialer.is_resp2() {
             dialer = dialer.with_resp2();
         } else {

@@ -9,7 +9,7 @@ use redis::{ErrorKind, RedisError, ServerError, Value};
 use super::reply_limit::TooLong;
 use super::target::Target;
 
-/// Consequence of an error reply: nothing was done.
+/// What an error reply implies for the call, which was not executed.
 pub(super) enum Meaning {
     /// A repeat may succeed soon.
     TryAgain(Refusal),
@@ -38,8 +38,8 @@ impl Refusal {
 /// Pause between attempts of a call that the server refuses for a reason that passes soon.
 pub(super) const PASSING_PAUSE: Duration = Duration::from_millis(50);
 
-/// The errors of Redis, by their codes: the reaction and a remedy. Those of kind `Unreachable` pass by
-/// themselves; an error that is not listed needs an operator.
+/// Maps the codes of Redis errors to a kind and a remedy. `Unreachable` is retried; an error that is not
+/// listed needs an operator.
 const ERRORS: &[(&str, BackendErrorKind, &str)] = &[
     ("BUSY", BackendErrorKind::Unreachable, "it is executing somebody's script"),
     ("CLUSTERDOWN", BackendErrorKind::Unreachable, "a part of the cluster has no primary"),
@@ -108,8 +108,8 @@ pub(super) fn is_passing(error: &RedisError) -> bool {
         || error.detail().is_some_and(|detail| wordings.iter().any(|wording| detail.contains(wording)))
 }
 
-/// Whether the server, or a proxy, knows no RESP3. Some proxies close the connection after an unknown
-/// command.
+/// Whether the error means that the server, or a proxy, does not support RESP3. Some proxies close the
+/// connection after an unknown command.
 pub(super) fn is_of_protocol(error: &RedisError) -> bool {
     let is_hello = |detail: &str| {
         let detail = detail.to_ascii_lowercase();
@@ -121,10 +121,11 @@ pub(super) fn is_of_protocol(error: &RedisError) -> bool {
         || error.is_connection_dropped()
 }
 
-/// Wordings of an error for a command that is not there, in lower case.
+/// Error texts for an unknown command, in lower case.
 const UNKNOWN_COMMAND: [&str; 2] = ["unknown command", "unsupported command"];
 
-/// The error if the server runs no scripts. Other errors may pass, or come from a proxy that wants a key.
+/// The error if the server runs no scripts. `None` for other errors: they are temporary, or come from a proxy
+/// that requires a key.
 pub(super) fn of_first_script(error: &ServerError, target: &Target) -> Option<BackendError> {
     let (code, details) = (error.code(), error.details().unwrap_or_default());
     let lower = details.to_ascii_lowercase();
@@ -173,7 +174,7 @@ pub(super) fn of_connecting(error: &RedisError, target: &Target) -> BackendError
     BackendError::caused(kind, format!("{target} can't be used: {what}; {hint}"), error.clone())
 }
 
-/// The error for a reply that can't be read, which ends its connection.
+/// The error for an unreadable reply, after which the connection is closed.
 pub(super) fn of_reply(error: &RedisError, server: &dyn fmt::Display) -> Option<BackendError> {
     let what = format!("{server} can't be used: {}; is it a Redis server?", unreadable(error)?);
     Some(BackendError::caused(BackendErrorKind::Operator, what, error.clone()))

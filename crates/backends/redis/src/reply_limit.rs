@@ -13,8 +13,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Largest reply, in bytes. Our own largest one, 14 MiB, describes a lock with all of its permits held.
 pub(super) const REPLY_BYTES_MAX: usize = 16 << 20;
-/// Largest number of values in a reply, counted at all depths. The largest replies have 200,000 (the same
-/// one) and 300,000 (the map of a cluster whose slots are all apart).
+/// Largest number of values in a reply, counted at all depths. The largest replies have 200,000 (a lock with
+/// all permits held) and 300,000 (the slot map of a cluster in which each slot is a range of its own).
 pub(super) const REPLY_VALUES_MAX: usize = 1 << 19;
 /// Longest line, in bytes: an error, a number, a length. Redis limits its own errors to less.
 const LINE_BYTES_MAX: usize = 1 << 16;
@@ -31,7 +31,7 @@ pub(super) enum TooLong {
 }
 
 impl TooLong {
-    /// The error in one of the client library.
+    /// Extracts this error from an error of the client library.
     pub(super) fn of(error: &redis::RedisError) -> Option<Self> {
         // The client library shares its causes between clones of an error.
         let shared: &std::sync::Arc<dyn Error + Send + Sync> = error.source()?.downcast_ref()?;
@@ -42,11 +42,11 @@ impl TooLong {
 /// Follows the replies in a stream, in RESP2 or RESP3.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct ReplyScanner {
-    /// What the next byte is part of.
+    /// The element that the next byte belongs to.
     part: ReplyPart,
     /// Values of the present reply that have not arrived completely; 0 between replies.
     open: usize,
-    /// Bytes and values of the present reply, with those that are announced.
+    /// Bytes and values of the present reply, including announced ones.
     bytes: usize,
     values: usize,
     /// The present line.
@@ -96,8 +96,8 @@ impl ReplyScanner {
             return Ok(());
         };
         let number = std::str::from_utf8(text).ok().and_then(|text| text.trim().parse::<i64>().ok());
-        // The parser refuses text that is no number. Where a negative length does not mean `Nil`, it takes it
-        // for 2^64 or so.
+        // Text that is no number is left to the parser, which refuses it. A negative length other than `Nil`
+        // counts as huge, since the parser converts it to an unsigned number.
         let length = number.map_or(0, |number| usize::try_from(number).unwrap_or(usize::MAX));
         let is_nil = number.is_some_and(|number| number < 0);
         let (text, values) = match *kind {

@@ -1,11 +1,11 @@
-//! The role of a server in its replication: a replica grants nothing, and may lack what its primary has.
+//! The replication role of a server: a replica grants nothing, and may lack data of its primary.
 
 use redis::{Cmd, Value};
 
 /// The first major version of Redis with all commands that the scripts use.
 const VERSION_MIN: u32 = 6;
 
-/// Asks for the role. `HELLO` needs no permission, and without arguments it changes nothing.
+/// The command that returns the role. `HELLO` needs no permission, and without arguments changes nothing.
 pub(super) fn ask() -> Cmd {
     redis::cmd("HELLO")
 }
@@ -23,7 +23,7 @@ pub(super) fn is_replica(answer: &Value) -> bool {
     matches!(role, Some(Value::BulkString(role)) if role == b"replica" || role == b"slave")
 }
 
-/// Whether the answer to `INFO` is that of a version that lacks commands.
+/// Whether `INFO` reports a version older than [`VERSION_MIN`].
 pub(super) fn is_too_old(info: &Value) -> bool {
     let Value::BulkString(info) = info else { return false };
     let major = field(info, "redis_version").and_then(|version| version.split('.').next()?.parse().ok());

@@ -2,7 +2,7 @@
 //! A server that does not have it, for example after a restart, is sent the text, which also caches it there.
 //!
 //! A line `-- include NAME` stands for the text of that file in `scripts/parts`, unless an earlier line has
-//! included it. The usual case of an operation comes before the parts that only its other cases need: a
+//! included it. In each script, the usual case comes before the parts that only other cases need, because a
 //! script defines its functions at each run.
 
 use std::sync::LazyLock;

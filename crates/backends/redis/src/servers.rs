@@ -8,7 +8,7 @@ use lockkeeper_backend::{BackendError, ConnectError};
 use lockkeeper_core::LockName;
 
 use super::cluster::Cluster;
-use super::inspect::Look;
+use super::inspect::NameState;
 use super::settings::{Settings, Topology};
 use super::store::{RedisStore, Role};
 use super::target::Target;
@@ -60,7 +60,10 @@ impl Servers {
     }
 
     /// The names in use on all servers, in order.
-    pub(super) async fn list(&self, below: Option<&LockName>) -> Result<Vec<(LockName, Look)>, BackendError> {
+    pub(super) async fn list(
+        &self,
+        below: Option<&LockName>,
+    ) -> Result<Vec<(LockName, NameState)>, BackendError> {
         let all = match self {
             Self::One(store) => vec![store.clone()],
             Self::Cluster(cluster) => cluster.all_nodes()?,

@@ -23,11 +23,11 @@ pub struct Settings {
     pub(super) fencing: bool,
     /// Draw tokens even where the server may lose the counter.
     pub(super) force: bool,
-    /// Without the password.
+    /// The login, without the password.
     login: RedisConnectionInfo,
     password: Option<Password>,
     tls: Option<Tls>,
-    /// A login of the sentinels' own.
+    /// A separate login for sentinels.
     sentinel_login: Option<(RedisConnectionInfo, Password)>,
     sentinel_tls: Option<Tls>,
 }
@@ -52,7 +52,7 @@ pub(super) enum Topology {
     Single(Host),
     /// One server by its Unix socket.
     Socket(PathBuf),
-    /// One of several servers, which may be a replica: its user checks that.
+    /// One of several servers; the caller checks that it is no replica.
     Member(Host),
     /// Sentinels, and the name of their primary.
     Sentinel { sentinels: Vec<Host>, primary: String },
@@ -143,12 +143,12 @@ impl Settings {
         Ok((settings, topology))
     }
 
-    /// For new connections to one host.
+    /// A dialer for one host.
     pub(super) fn dialer(&self, host: &Host) -> Result<Dialer, BackendError> {
         self.dialer_at(RedisAddress::Tcp { host: host.name.clone(), port: host.port.unwrap_or(PORT) })
     }
 
-    /// For new connections to one address: with the present password, and the present files of TLS.
+    /// A dialer for one address, with the present password and TLS files.
     pub(super) fn dialer_at(&self, address: RedisAddress) -> Result<Dialer, BackendError> {
         let login = match &self.password {
             Some(password) => self.login.clone().set_password(password.reveal()),
@@ -167,8 +167,8 @@ impl Settings {
         self.sentinel_login.is_some()
     }
 
-    /// For a connection to a sentinel, with its own login, or else with the one of its servers; or without
-    /// one.
+    /// A dialer for a sentinel. `login`: with the sentinels' login, or else the servers' login; otherwise
+    /// without one.
     pub(super) fn sentinel(&self, host: &Host, login: bool) -> Result<Dialer, BackendError> {
         let (login, password) = match (login, &self.sentinel_login) {
             (false, _) => (RedisConnectionInfo::default(), None),

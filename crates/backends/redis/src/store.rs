@@ -1,5 +1,5 @@
-//! Entries in one Redis. Each call is one script, except the first attempt at an exclusive hold without a
-//! token, which is a plain `SET NX PX`; the script runs only if the key exists.
+//! Lease-store entries in one Redis. Each call is one script, except the first attempt at an exclusive hold
+//! without a token: it is a plain `SET NX PX`, followed by the script only if the key exists.
 //!
 //! Why a plain `SET` may replace the script, which checks more keys than the lock's:
 //! - *The queue* (P8). A step that frees a lock of this library while others wait also reserves the lock's
@@ -38,7 +38,7 @@ use super::target::Target;
 
 /// Bounds in ms of the random pause before the first waiter checks the lock again, if its holder is no client
 /// of this library and sends no wake-ups.
-const FOREIGN_LOOKS: (u64, u64) = (50, 150);
+const FOREIGN_POLL_MS: (u64, u64) = (50, 150);
 
 /// One Redis server, or a service that acts as one: a primary with its replicas, or a node of a cluster.
 pub struct RedisStore {
@@ -56,12 +56,12 @@ pub(super) enum Role {
     Alone,
     /// A node of a cluster: the keys of a name must be in one slot.
     ClusterNode,
-    /// One of several for a majority. It is not fair: it grants a free lock regardless of its queue.
+    /// One of several for a majority. Grants a free lock regardless of its queue (not fair).
     OfMajority,
 }
 
-/// Opens one of several servers for a majority. Its messages about entries go to `wakes`; all servers know
-/// this client by the same name.
+/// Opens one of several servers for a majority. Wake-ups for entries go to `wakes`. `client`: this client's
+/// name, the same at all servers.
 pub async fn open_store(
     host: &Host,
     settings: &Settings,
@@ -166,8 +166,8 @@ impl RedisStore {
         call
     }
 
-    /// Renews one entry after the other, exclusive holds by their own keys: a slot that migrates must not end
-    /// them, nor hold up entries in other slots. A waiter counts as gone, and tries again.
+    /// Renews entries one by one, and exclusive holds by their lock key alone: a slot that migrates must
+    /// neither end them nor delay entries in other slots. A waiter counts as gone, and so attempts again.
     async fn renew_apart(&self, entries: &[Arc<Entry>], limit: Duration) -> Result<Vec<Value>, Failure> {
         let mut answers = Vec::with_capacity(entries.len());
         for entry in entries {
@@ -225,7 +225,7 @@ impl RedisStore {
             }
             "waits" => {
                 let (ahead, again) = (items.number()?, u64::try_from(items.integer()?));
-                Tried::Waits { ahead, again: again.map_or_else(|_| foreign_look(), Duration::from_millis) }
+                Tried::Waits { ahead, again: again.map_or_else(|_| foreign_poll(), Duration::from_millis) }
             }
             // The entry's end arrived before the attempt: the caller has stopped waiting for it.
             "over" => Tried::Busy(Busy::default()),
@@ -252,7 +252,7 @@ impl RedisStore {
         (token.is_some() == self.fencing).then_some(token)
     }
 
-    /// The reply is none of the command's: whether it was executed is not known.
+    /// The error for a reply that the command never gives: the command may have been executed.
     fn in_doubt(&self, command: &str, reply: &Value) -> CallError {
         let error = refusal::unexpected(&self.link.server(), command, reply);
         CallError { sent: true, ..CallError::refused(error) }
@@ -291,7 +291,7 @@ impl Store for RedisStore {
                 match self.link.command(&self.set_call(&attempt), deadline).await {
                     Ok(Value::Okay) => Ok(Value::Int(0)),
                     Ok(Value::Nil) => run_script().await,
-                    // Not a reply of `SET`: it must not pass for a grant.
+                    // `SET` never replies this; it must not count as a grant.
                     Ok(other) => return Err(self.in_doubt("SET", &other)),
                     Err(failure) => Err(failure),
                 }
@@ -304,7 +304,7 @@ impl Store for RedisStore {
                 }),
                 Err(Failure::Silent(error)) => Err(error),
                 Err(Failure::TryAgain(refusal)) => Err(CallError::refused(refusal.into_error())),
-                // The key is on another node now: nothing was done here.
+                // The key has moved to another node: nothing was done.
                 Err(Failure::Refused(refusal)) if self.is_in_cluster() && refusal.moved => {
                     Err(CallError::NOT_SENT)
                 }
@@ -397,12 +397,12 @@ fn ms(duration: Duration) -> u64 {
 
 /// The pause before the next check of a lock whose holder sends no wake-ups. Random, to spread the waiters'
 /// checks.
-fn foreign_look() -> Duration {
+fn foreign_poll() -> Duration {
     let mut random = [0];
     // Without randomness all waiters use the same pause, which does no harm.
     let _ = getrandom::fill(&mut random);
-    let spread = FOREIGN_LOOKS.1 - FOREIGN_LOOKS.0;
-    Duration::from_millis(FOREIGN_LOOKS.0 + spread * u64::from(random[0]) / 255)
+    let spread = FOREIGN_POLL_MS.1 - FOREIGN_POLL_MS.0;
+    Duration::from_millis(FOREIGN_POLL_MS.0 + spread * u64::from(random[0]) / 255)
 }
 
 #[cfg(test)]

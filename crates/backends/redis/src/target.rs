@@ -33,7 +33,7 @@ impl Target {
         Self { settings, topology }
     }
 
-    /// For connections to the present server.
+    /// Resolves the target, with sentinels by asking them, and returns a dialer for the server.
     pub(super) async fn dialer(&self) -> Result<Dialer, ConnectError> {
         match &self.topology {
             Topology::Single(host) | Topology::Member(host) => Ok(self.settings.dialer(host)?),
@@ -55,13 +55,13 @@ impl Target {
         matches!(self.topology, Topology::Member(_))
     }
 
-    /// Whether another server may be named soon.
+    /// Whether the next call of [`Self::dialer`] may return another server.
     pub(super) fn has_sentinels(&self) -> bool {
         matches!(self.topology, Topology::Sentinel { .. })
     }
 
-    /// Queries all sentinels. During a fail-over, and if it was cut off, a sentinel names the former primary:
-    /// the answer with the newest epoch is used, and no other one, even if its server can't be reached.
+    /// Queries all sentinels and returns the primary with the highest epoch, even if it can't be reached:
+    /// during a fail-over, or while it is cut off, a sentinel still names the former primary.
     async fn primary(&self, sentinels: &[Host], name: &str) -> Result<Host, ConnectError> {
         let mut asking = JoinSet::new();
         for sentinel in sentinels {
@@ -96,7 +96,8 @@ fn newest(named: Vec<Named>) -> Option<Host> {
     named.into_iter().max_by_key(|named| named.epoch).map(|named| named.primary)
 }
 
-/// Sentinels often have no password: without a login of their own, the first attempt is without one.
+/// Sentinels often have no password. So without a separate login for sentinels, the first attempt has no
+/// login, and the second one the login of the server.
 async fn ask(settings: &Settings, sentinel: &Host, name: &str) -> RedisResult<Option<Named>> {
     if !settings.has_sentinel_login() {
         match ask_as(settings, sentinel, name, false).await {

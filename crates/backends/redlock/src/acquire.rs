@@ -18,7 +18,7 @@ use super::tally::{NodeReply, Tally, Verdict};
 const SPLIT_ROUNDS: u32 = 3;
 /// The random pause between these rounds, in milliseconds.
 const SPLIT_PAUSE_MS: std::ops::Range<u64> = 10..60;
-/// The request is over: the outcome of the attempt is unknown here.
+/// The answer to an attempt of a request that is over.
 const OVER: CallError = CallError::IN_DOUBT;
 
 impl Quorum {
@@ -60,7 +60,7 @@ impl Quorum {
                     return Ok(Tried::Busy(tally.busy()));
                 }
                 Verdict::Refused => {
-                    // What earlier attempts have left is the session's to keep or to end.
+                    // Entries of earlier attempts stay: the session keeps or ends them.
                     if attempt.first {
                         self.end(claim);
                     }

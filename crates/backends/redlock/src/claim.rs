@@ -63,9 +63,8 @@ enum ClaimPhase {
 /// A claim's state on one node.
 #[derive(Clone, Copy, Debug)]
 struct NodeState {
-    /// The last part of the entry's id on this node. It changes after each removal, since the node records
-    /// the removed id as gone. So an entry that an attempt is granted was set by this attempt, not by an
-    /// earlier one.
+    /// The last part of the entry's id on this node. Incremented after each removal, since the node rejects a
+    /// removed id. So a grant always belongs to the present attempt, not to an earlier one.
     number: u32,
     entry: EntryState,
     /// How the claim's last hold on this node ended.
@@ -202,9 +201,9 @@ impl Claim {
         Some(state.rounds)
     }
 
-    /// Begins an attempt on a node, after the node has answered the earlier ones and their entries are
-    /// removed there. Returns the entry, and `true` unless the claim has a place in the node's queue. Returns
-    /// `None` if the round is over, or if the node has granted already.
+    /// Waits until no earlier attempt or removal on the node is pending, then begins an attempt. Returns the
+    /// entry, and whether it is new in the node's queue. `None`: the round is over, or the node has granted
+    /// already.
     pub(super) async fn begin_attempt(&self, index: usize, round: u64) -> Option<(Arc<Entry>, bool)> {
         let began = self.wait_for(|state| {
             let acquires =
@@ -411,8 +410,8 @@ impl ClaimState {
         removing
     }
 
-    /// The outcome of the claim's end once it is certain. `Err`: it is uncertain, and no answer is expected
-    /// soon from a node that could make it certain.
+    /// The outcome of the claim's end; `None` while answers of nodes that could decide it are pending. `Err`:
+    /// undecided, and no such answer is pending.
     fn outcome_of_end(&self, majority: usize) -> Option<Result<End, CallError>> {
         let ClaimPhase::Ending { held } = self.phase else { return None };
         let count = |is: &dyn Fn(&NodeState) -> bool| self.nodes.iter().filter(|node| is(node)).count();

@@ -12,7 +12,7 @@ use super::server::{QuorumServer, QuorumSettings, Unusable};
 use super::store::{QuorumNode, RedlockStore};
 use super::{CAPABILITIES, Redlock};
 
-/// With fewer, no server may fail.
+/// With fewer servers, none may fail.
 const SERVERS_MIN: usize = 3;
 
 /// Creates a client, if a majority of the servers can be used.

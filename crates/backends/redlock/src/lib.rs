@@ -59,7 +59,7 @@ use self::majority::majority_of;
 use self::server::QuorumServer;
 use self::store::RedlockStore;
 
-/// What users see of it.
+/// The backend's description for users, and its `connect`.
 pub const INFO: BackendInfo = BackendInfo {
     example: "redlock://a,b,c,d,e",
     summary: "a majority of independent Redis servers",
@@ -133,12 +133,12 @@ impl Backend for Redlock {
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
         Box::pin(async move {
-            let look = |store: Arc<RedisStore>| {
+            let inspect = |store: Arc<RedisStore>| {
                 let name = &name;
-                async move { store.look(name).await }
+                async move { store.inspect(name).await }
             };
-            let looks = ask_majority(&self.servers, look).await?;
-            Ok(of_majority(name, looks, majority_of(self.servers.len())))
+            let states = ask_majority(&self.servers, inspect).await?;
+            Ok(of_majority(name, states, majority_of(self.servers.len())))
         })
     }
 

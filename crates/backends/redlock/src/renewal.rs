@@ -51,7 +51,7 @@ impl Quorum {
         let settle = |(claim, count): (Option<Arc<Claim>>, RenewalCount)| {
             let renewed = count.outcome(self.majority).unwrap_or(Renewed::Gone);
             if let (Renewed::Gone, Some(claim)) = (renewed, &claim) {
-                // The remaining minority of its entries would only keep others out.
+                // Ends the remaining minority of entries, which would only block other clients.
                 self.claims.remember_over(&claim.entry, (self.now)());
                 self.end(claim);
             }
@@ -63,7 +63,7 @@ impl Quorum {
     /// Returns the results of one node.
     ///
     /// # Errors
-    /// Why it gives none.
+    /// Why the node returned none.
     async fn renew_on_node(
         self: Arc<Self>,
         index: usize,
@@ -96,9 +96,9 @@ struct NodeRenewal {
 struct RenewalCount {
     kept: usize,
     revoked: usize,
-    /// Nodes that have not answered, or never will: they may have the entry.
+    /// Nodes without an answer: they may have the entry.
     pending: usize,
-    /// `false`: it has no hold that could expire.
+    /// `false`: the request has no hold that could expire.
     holds: bool,
 }
 

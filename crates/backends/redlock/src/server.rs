@@ -38,14 +38,14 @@ pub(super) struct QuorumServer {
     pub(super) wakes: Wakes,
     host: Host,
     settings: Arc<QuorumSettings>,
-    /// Set at the first success: from then on its store keeps the connection up. `Err`: why it could not be
-    /// used yet.
+    /// Set at the first success: from then on the store reconnects by itself. `Err`: why no attempt has
+    /// succeeded yet.
     opened: Mutex<Result<OpenedServer, String>>,
 }
 
 struct OpenedServer {
     store: Arc<RedisStore>,
-    /// Why its independence of the other servers could not be checked, if so.
+    /// The error of the check whether this server is independent of the others; `None`: checked.
     unchecked: Option<String>,
 }
 
@@ -98,7 +98,7 @@ impl QuorumServer {
         self.opened().is_ok()
     }
 
-    /// Why its independence of the other servers could not be checked, if so.
+    /// The error of the check whether this server is independent of the others; `None`: checked.
     pub(super) fn unchecked(&self) -> Option<String> {
         self.opened().as_ref().ok()?.unchecked.clone()
     }

@@ -1,4 +1,4 @@
-//! Attempts to hold: a node in the lock's queue, and what those before it mean for it.
+//! Attempts to acquire: create a node in the lock's queue, and decide by the nodes ahead of it.
 
 use std::time::Duration;
 
@@ -12,20 +12,20 @@ use lockkeeper_core::{Mode, ModeKind, Token};
 use tokio::time::{Instant, sleep};
 use zookeeper_client::{Client, CreateMode, Error};
 
+use super::entry_nodes::{Node, RestingWait};
 use super::inspect::{SeenNode, read};
 use super::layout::Contender;
-use super::places::{Node, RestingWait};
 use super::session::{ZooKeeperFailure, by, by_if_exists};
 use super::store::{ZooKeeperStore, children, find, is_broken, observe, owner};
 
-/// A waiter attempts again after this time, even if no message came.
+/// Poll interval of a waiter without watch events.
 const AGAIN: Duration = Duration::from_secs(5);
 /// How often an attempt reads the queue again because the contender before it has just left.
-const LOOKS_MAX: usize = 16;
-/// How often a node's parent is created because it was removed in between.
+const QUEUE_READS_MAX: usize = 16;
+/// Tries to create a node's parent, which may be removed in between.
 const PARENTS_MAX: usize = 8;
 
-/// Whether a contender holds, and otherwise for what it waits.
+/// Whether a contender holds or waits. A contender is a node in a lock's queue.
 enum Standing {
     /// Its node does not exist.
     Gone,
@@ -36,19 +36,19 @@ enum Standing {
     Changed,
 }
 
-/// What stands between a contender and the lock.
+/// What a contender waits for.
 struct Queued {
     /// How many contenders it waits for.
     ahead: usize,
-    /// How many of them wait themselves.
+    /// How many of these do not hold.
     waiters_ahead: u64,
-    /// It waits for another one's slot: a permit is free.
+    /// A permit is free, but an earlier request has not written its slot yet.
     is_slot: bool,
-    /// The nodes of which one has to change or end first.
+    /// The nodes to watch: a change or the end of one of them may end the wait.
     awaited: Vec<String>,
-    /// The data of the awaited node, if a change of them is awaited, too.
+    /// The data of the awaited node, if a change of its data may end the wait too.
     data: Option<Vec<u8>>,
-    /// The node of the first contender of all.
+    /// The node of the first contender in the queue.
     first: String,
 }
 
@@ -58,7 +58,7 @@ impl ZooKeeperStore {
         let deadline = Instant::now() + entry.limit();
         let client = self.sessions.client(deadline).await?;
         let folder = self.layout.folder(&entry.name);
-        let Some((guid, known)) = self.places.begin(&entry.id, client.session_id()) else {
+        let Some((guid, known)) = self.entry_nodes.begin(&entry.id, client.session_id()) else {
             return Err(ZooKeeperFailure::NOT_DONE);
         };
         let mut orphan = SweepOrphan { store: self, client: &client, entry, guid: &guid, is_settled: false };
@@ -87,17 +87,17 @@ impl ZooKeeperStore {
                 }
             }
         };
-        if !self.places.set(&entry.id, node.clone()) {
+        if !self.entry_nodes.set(&entry.id, node.clone()) {
             // The request was ended meanwhile.
             return Err(ZooKeeperFailure::NOT_DONE);
         }
-        let tried = self.take_place(&client, &folder, &node, attempt, deadline).await;
+        let tried = self.decide(&client, &folder, &node, attempt, deadline).await;
         if attempt.first && matches!(tried, Err(ZooKeeperFailure::Refused(_))) {
-            // A first attempt that is refused leaves nothing. If this fails, it is swept.
+            // A refused first attempt leaves no node. If the deletion fails, a sweep repeats it.
             let _ = by_if_exists(deadline, client.delete(&node.path, None)).await;
-            self.places.take(&entry.id);
+            self.entry_nodes.take(&entry.id);
         }
-        // The node is in its place as before this attempt, or else exists now.
+        // An attempt for a known node has changed nothing. Any other attempt may have created the node.
         let tried =
             tried.map_err(|failure| if was_known { failure.not_done() } else { failure.in_doubt() })?;
         if matches!(tried, Tried::Busy(_)) {
@@ -142,8 +142,8 @@ impl ZooKeeperStore {
         Err(ZooKeeperFailure::NOT_DONE)
     }
 
-    /// Reads the queue: the entry holds, waits, or leaves because it does not wait.
-    async fn take_place(
+    /// Reads the queue and decides: the entry holds, or waits, or is busy and leaves the queue.
+    async fn decide(
         &self,
         client: &Client,
         folder: &str,
@@ -152,24 +152,24 @@ impl ZooKeeperStore {
         deadline: Instant,
     ) -> Result<Tried, ZooKeeperFailure> {
         let entry = &attempt.entry;
-        if let Some(wait) = self.places.wait_of(&entry.id) {
+        if let Some(wait) = self.entry_nodes.wait_of(&entry.id) {
             if is_unchanged(client, &wait, deadline).await? {
                 return Ok(Tried::Waits { ahead: wait.ahead, again: AGAIN });
             }
-            self.places.end_wait(&entry.id);
+            self.entry_nodes.end_wait(&entry.id);
         }
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..QUEUE_READS_MAX {
             let children = children(client, folder, deadline).await?;
-            let place = match entry.mode {
+            let entry_node = match entry.mode {
                 Mode::Permit { .. } => {
-                    self.permit_place(client, folder, node, entry, &children, deadline).await?
+                    self.permit_standing(client, folder, node, entry, &children, deadline).await?
                 }
                 _ => standing(&children, node),
             };
-            let queued = match place {
+            let queued = match entry_node {
                 Standing::Gone => {
-                    // Another client deleted it: the next attempt creates another.
-                    self.places.take(&entry.id);
+                    // Another client deleted the node: the next attempt creates another.
+                    self.entry_nodes.take(&entry.id);
                     return Err(ZooKeeperFailure::NOT_DONE);
                 }
                 Standing::Holds(permit) => return self.hold(client, node, entry, permit),
@@ -181,7 +181,7 @@ impl ZooKeeperStore {
                 continue;
             }
             if !attempt.wait {
-                // Another client created it first.
+                // Another client's node came first.
                 let first = format!("{folder}/{}", queued.first);
                 let answer = busy(client, &first, queued.ahead, deadline).await;
                 by_if_exists(deadline, client.delete(&node.path, None)).await?;
@@ -201,7 +201,7 @@ impl ZooKeeperStore {
         entry: &Entry,
         permit: Option<NotePermit>,
     ) -> Result<Tried, ZooKeeperFailure> {
-        let cancelled = self.places.hold(&entry.id);
+        let cancelled = self.entry_nodes.hold(&entry.id);
         let (path, id, wakes) = (node.path.clone(), entry.id.clone(), self.wakes.clone());
         self.sessions.run(observe(client.clone(), path, id, wakes, cancelled));
         match u64::try_from(node.czxid).ok().and_then(Token::new) {
@@ -213,7 +213,7 @@ impl ZooKeeperStore {
         }
     }
 
-    /// Watches what an entry waits for. `false`: it has changed by now.
+    /// Watches the nodes that an entry waits for. `false`: one of them has changed since the queue was read.
     async fn watch(
         &self,
         client: &Client,
@@ -222,7 +222,8 @@ impl ZooKeeperStore {
         queued: &Queued,
         deadline: Instant,
     ) -> Result<bool, ZooKeeperFailure> {
-        // Watches of data, as Curator's: one of its existence would stay behind if the node is gone by now.
+        // Watches data, as Curator does: a watch of existence would stay at the server if the node is gone by
+        // now.
         let watch = async |node: &String| {
             by_if_exists(deadline, client.get_and_watch_data(&format!("{folder}/{node}"))).await
         };
@@ -236,12 +237,13 @@ impl ZooKeeperStore {
             awaited.push((format!("{folder}/{node}"), stat.version));
             changes.push(Box::pin(watcher.changed()));
         }
-        let cancelled = self.places.wait(&entry.id, RestingWait { awaited, ahead: queued.waiters_ahead });
-        let (id, wakes, places) = (entry.id.clone(), self.wakes.clone(), self.places.clone());
+        let cancelled =
+            self.entry_nodes.wait(&entry.id, RestingWait { awaited, ahead: queued.waiters_ahead });
+        let (id, wakes, entry_nodes) = (entry.id.clone(), self.wakes.clone(), self.entry_nodes.clone());
         self.sessions.run(async move {
             tokio::select! {
                 _ = select_all(changes) => {
-                    places.end_wait(&id);
+                    entry_nodes.end_wait(&id);
                     wakes.deliver(&id, Wake::Try(Duration::ZERO));
                 }
                 _ = cancelled => {}
@@ -250,7 +252,8 @@ impl ZooKeeperStore {
         Ok(true)
     }
 
-    /// The request for a permit, if the entry is one. One that names no number takes that in use.
+    /// The entry's permit request; `None` in other modes. A request without a number of permits uses the
+    /// number in use.
     async fn permit_asked(
         &self,
         client: &Client,
@@ -271,8 +274,8 @@ impl ZooKeeperStore {
         NotePermit::asked(&entry.name, entry.mode, in_use).map_err(ZooKeeperFailure::Refused)
     }
 
-    /// The place of a request for a permit. It takes its slot if it waits for nothing.
-    async fn permit_place(
+    /// Whether a permit request holds or waits. If it waits for nothing, it takes its slot.
+    async fn permit_standing(
         &self,
         client: &Client,
         folder: &str,
@@ -300,8 +303,8 @@ impl ZooKeeperStore {
         let seen = read(client, paths.clone(), || deadline).await?;
         if let Some((missing, _)) = paths.iter().find(|(path, _)| !seen.iter().any(|seen| seen.path == *path))
         {
-            // One that has left, so that a further one is among the nearest. Or one that may not be read,
-            // which is an error.
+            // The contender has left, so the set of the nearest ones has changed; or this user may not read
+            // it, which is an error.
             by_if_exists(deadline, client.get_data(missing)).await?;
             return Ok(Standing::Changed);
         }
@@ -334,7 +337,8 @@ impl ZooKeeperStore {
                 let note = Note { permit: Some(permit), ..note }.bytes();
                 match by(deadline, client.set_data(&node.path, &note, Some(stat.version))).await {
                     Ok(stat) => {
-                        let _ = self.places.set(&entry.id, Node { version: stat.version, ..node.clone() });
+                        let _ =
+                            self.entry_nodes.set(&entry.id, Node { version: stat.version, ..node.clone() });
                         Standing::Holds(Some(permit))
                     }
                     Err(ZooKeeperFailure::Answered(Error::BadVersion | Error::NoNode)) => Standing::Changed,
@@ -345,7 +349,7 @@ impl ZooKeeperStore {
     }
 }
 
-/// Sweeps when an attempt ends, successfully or not, after its request was ended.
+/// When dropped, sweeps the node of an attempt whose request was ended while the attempt was under way.
 struct SweepOrphan<'a> {
     store: &'a ZooKeeperStore,
     client: &'a Client,
@@ -355,22 +359,22 @@ struct SweepOrphan<'a> {
 }
 
 impl SweepOrphan<'_> {
-    /// The attempt has left no node.
+    /// Disarms it: the attempt has left no node.
     fn settle(&mut self) {
-        self.store.places.take(&self.entry.id);
+        self.store.entry_nodes.take(&self.entry.id);
         self.is_settled = true;
     }
 }
 
 impl Drop for SweepOrphan<'_> {
     fn drop(&mut self) {
-        if !self.is_settled && self.store.places.guid_of(&self.entry.id).as_deref() != Some(self.guid) {
+        if !self.is_settled && self.store.entry_nodes.guid_of(&self.entry.id).as_deref() != Some(self.guid) {
             self.store.sweep(self.client.clone(), self.entry, self.guid.to_owned());
         }
     }
 }
 
-/// The place of a node that is not for a permit.
+/// Whether an exclusive or shared contender holds or waits.
 fn standing(children: &[String], node: &Node) -> Standing {
     let Some(own) = node.path.rsplit('/').next().and_then(Contender::parse) else { return Standing::Gone };
     let queue = Contender::queue(children);
@@ -392,8 +396,8 @@ fn standing(children: &[String], node: &Node) -> Standing {
     }
 }
 
-/// Whether what a waiter waits for is still there as it was: its watch may have been lost. A crowd of waiters
-/// at rest so reads one node each, and not the whole queue.
+/// Whether the nodes that a waiter waits for are unchanged; its watch may have been lost. With this check an
+/// idle waiter reads one node, and not the whole queue.
 async fn is_unchanged(
     client: &Client,
     wait: &RestingWait,

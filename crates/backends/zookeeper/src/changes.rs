@@ -1,4 +1,4 @@
-//! Messages about the nodes of all locks, for watches.
+//! Notifications about the nodes of locks, for `watch`.
 
 use lockkeeper_backend::changes::{ChangedLocks, ReportsChanges};
 use lockkeeper_backend::{BackendError, BoxFuture, LockInfo};
@@ -26,8 +26,8 @@ impl ReportsChanges for Inspector {
     }
 }
 
-/// Begins to follow the changes of all locks' nodes. The inner future ends with the connection: what happens
-/// until the next one is not reported.
+/// Watches the nodes of all locks. The inner future ends with the connection; changes before the next
+/// connection are not reported.
 async fn follow<'a>(
     inspector: &'a Inspector,
     changed: &'a ChangedLocks,

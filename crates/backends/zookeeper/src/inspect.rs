@@ -20,11 +20,11 @@ use super::store::{children, owner};
 const SHOWN: usize = 21;
 /// Time limit of one call.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
-/// Reads in one request.
+/// Concurrent reads.
 const READS: usize = 100;
 /// Largest number of nodes that a list reads.
 const NODES_MAX: usize = 100_000;
-/// How often a break is tried again if the hold's node changes meanwhile.
+/// Tries of a break whose hold's node changes meanwhile.
 const BREAKS_MAX: usize = 5;
 
 pub(super) struct Inspector {
@@ -130,8 +130,8 @@ impl Inspector {
         if live.contains(&token) {
             return Ok(TokenStatus::Current);
         }
-        // The last change of a child: no token of the lock is higher. The node of a lock that is not used is
-        // removed, which is a change of its parent then.
+        // The last change of the folder's children (`pzxid`) is an upper bound of the lock's tokens. The
+        // folder of an unused lock is removed, which is a change of its parent's children.
         let mut above = folder.as_str();
         let last = loop {
             let stat = by(Instant::now() + LIMIT, client.check_stat(above)).await?;
@@ -193,8 +193,8 @@ fn below<'a>(folder: &'a str, children: &'a [String]) -> impl Iterator<Item = St
     children.iter().filter(own).map(move |child| format!("{folder}/{child}"))
 }
 
-/// Reads the data of contenders, each request until its limit. One that is gone by now, or may not be read,
-/// is left out.
+/// Reads the data of contenders, with a time limit for each request. Contenders that are gone or may not be
+/// read are left out.
 pub(super) async fn read(
     client: &Client,
     paths: Vec<(String, ModeKind)>,
@@ -221,14 +221,14 @@ pub(super) async fn read(
 async fn holding(client: &Client, folder: &str) -> Result<Vec<SeenNode>, ZooKeeperFailure> {
     let children = children(client, folder, Instant::now() + LIMIT).await?;
     let queue = Contender::queue(&children);
-    let holders = queue[..holders(&queue)].iter();
+    let holders = queue[..holds(&queue)].iter();
     let paths = holders.map(|one| (format!("{folder}/{}", one.node), one.kind)).collect();
     let mut seen = read(client, paths, || Instant::now() + LIMIT).await?;
     seen.truncate(held(seen.iter()));
     Ok(seen)
 }
 
-/// How many of the first contenders, which may hold together, do: those for permits have a slot.
+/// How many of these contenders, which may hold together, do hold: a permit request holds once it has a slot.
 fn held<'a>(seen: impl Iterator<Item = &'a SeenNode>) -> usize {
     let has_slot = |seen: &SeenNode| permit_of(seen).is_some_and(|permit| permit.slot.is_some());
     seen.take_while(|seen| seen.kind != ModeKind::Permit || has_slot(seen)).count()
@@ -249,7 +249,7 @@ async fn described(
         let queue = Contender::queue(children);
         let holders = holders(&queue);
         counts.push((holders, queue.len()));
-        // Which requests for permits hold is in their data.
+        // Whether a permit request holds is in its data.
         let is_for_permits = queue.first().is_some_and(|first| first.kind == ModeKind::Permit);
         let shown = if is_for_permits { SHOWN.max(holders) } else { SHOWN };
         paths.extend(queue.iter().take(shown).map(|one| (format!("{folder}/{}", one.node), one.kind)));
@@ -267,8 +267,8 @@ async fn described(
         .collect())
 }
 
-/// `seen`: the first contenders of the lock, of which the first `held` of `count` hold it, or may if they are
-/// for permits.
+/// `seen`: the first contenders of the lock. Of all `count`, the first `held` hold it, or may hold it if they
+/// are permit requests.
 fn info(name: LockName, held: usize, count: usize, seen: &[&SeenNode]) -> LockInfo {
     let held = match seen.first().map(|first| first.kind) {
         Some(ModeKind::Permit) => self::held(seen.iter().copied().take(held)),

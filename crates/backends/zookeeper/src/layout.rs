@@ -1,8 +1,8 @@
 //! Paths, and the names of nodes, in the layout of Curator's recipes: below the lock's node, each client that
 //! holds or waits has an ephemeral node `_c_GUID-lock-SEQUENCE`. ZooKeeper appends the sequence; the lowest
-//! holds the lock. A shared request's node has `__READ__` in place of `lock-`, and holds unless another kind
-//! of node is before it. That of a request for a permit is as an exclusive one's, with `permit-` in front of
-//! `lock-`: other clients wait for it as for one of those.
+//! holds the lock. The node of a shared request has `__READ__` in place of `lock-`, and holds unless another
+//! kind of node is before it. The node of a permit request has `permit-` before `lock-`; other clients treat
+//! it as exclusive.
 //!
 //! Nodes of Curator, kazoo and other clients with such names are contenders, too: a request waits for those
 //! before it.
@@ -13,14 +13,14 @@ use lockkeeper_core::{LockName, Mode, ModeKind};
 
 /// The parent of encoded names if the URL has no path.
 const ROOT: &str = "/lockkeeper";
-/// What stands before the sequence in a contender's name, and whether such a contender is shared: Curator's
-/// mutex and read/write lock, and kazoo's locks.
+/// The part of a contender's name before the sequence, and whether the contender is shared: of Curator's
+/// mutex and read/write lock, and of kazoo's locks.
 const MARKERS: [(&str, bool); 5] =
     [("-lock-", false), ("__WRIT__", false), ("__READ__", true), ("__lock__", false), ("__rlock__", true)];
-/// What the name of a request for a permit has in front of an exclusive one's marker.
+/// Precedes the exclusive marker in the name of a permit request.
 const PERMIT: &str = "-permit";
 
-/// Where the nodes of a lock are.
+/// The mapping of lock names to nodes.
 #[derive(Clone, Debug)]
 pub(super) struct NodeLayout {
     /// Empty, or an absolute path.
@@ -84,7 +84,7 @@ impl NodeLayout {
     }
 }
 
-/// A path ends at a `/`, and ZooKeeper refuses some characters and two names.
+/// Encodes `/`, which separates nodes, and the characters and names that ZooKeeper refuses.
 fn encoded(name: &str) -> String {
     let refused = |c: char| matches!(c, '%' | '/' | '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..='\u{ffff}');
     // ZooKeeper's own nodes are below `/zookeeper`.
@@ -129,11 +129,11 @@ impl<'a> Contender<'a> {
         Some(Self { node, sequence, kind })
     }
 
-    /// Whether this one's place is before that of `other`.
+    /// Whether this contender is before `other` in the queue.
     ///
-    /// The sequence is a 32-bit counter of the lock's node: after 2^31 - 1 comes -2^31. The earlier one is
-    /// the one from which fewer steps lead to the other. (Curator and kazoo compare the text: there, a node
-    /// after the overflow is before all others.)
+    /// The sequence is a signed 32-bit counter of the lock's node and wraps around, so this is a wrapping
+    /// comparison. (Curator and kazoo compare the text: there, a node after the overflow is before all
+    /// others.)
     pub(super) fn is_before(&self, other: &Self) -> bool {
         self.sequence.wrapping_sub(other.sequence) < 0
     }
@@ -153,7 +153,7 @@ impl<'a> Contender<'a> {
     }
 }
 
-/// How many at the beginning of a queue hold the lock, or may hold it if they are for permits.
+/// How many contenders at the front of a queue hold the lock, or may hold it if they are permit requests.
 pub(super) fn holders(queue: &[Contender<'_>]) -> usize {
     let together = |kind: ModeKind| queue.iter().take_while(|one| one.kind == kind).count();
     match queue.first().map(|first| first.kind) {

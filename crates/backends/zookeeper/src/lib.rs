@@ -1,16 +1,16 @@
 //! `zookeeper://`: locks of a ZooKeeper ensemble, in the layout of Curator's recipes.
 //!
 //! Each session of this library has a session at the servers ([`session`]), and each request an ephemeral
-//! sequential node in it ([`layout`], [`places`]); the node with the lowest sequence holds the lock
+//! sequential node in it ([`layout`], [`entry_nodes`]); the node with the lowest sequence holds the lock
 //! ([`attempt`], [`store`]). Sessions over such nodes are in [`leased`](lockkeeper_backend::leased).
 
 #![allow(rustdoc::private_intra_doc_links, reason = "the code map is for those who read the code")]
 
 mod attempt;
 mod changes;
+mod entry_nodes;
 mod inspect;
 mod layout;
-mod places;
 mod session;
 mod settings;
 mod store;
@@ -27,15 +27,15 @@ use lockkeeper_backend::{
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
+use entry_nodes::EntryNodes;
 use inspect::Inspector;
 #[doc(hidden)]
 pub use layout::fuzz;
-use places::QueuePlaces;
 use session::{CurrentSession, Ensemble};
 use settings::Settings;
 use store::ZooKeeperStore;
 
-/// What users see of it.
+/// The backend's description for users, and its `connect`.
 pub const INFO: BackendInfo = BackendInfo {
     example: "zookeeper://a,b,c",
     summary: "ZooKeeper, in the layout of Curator's locks",
@@ -108,18 +108,18 @@ impl Backend for ZooKeeperBackend {
     }
 
     fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
-        let (wakes, places) = (Wakes::default(), Arc::new(QueuePlaces::default()));
+        let (wakes, entry_nodes) = (Wakes::default(), Arc::new(EntryNodes::default()));
         let ended = {
-            let (wakes, places) = (wakes.clone(), places.clone());
+            let (wakes, entry_nodes) = (wakes.clone(), entry_nodes.clone());
             move |session| {
-                for entry in places.of_session(session) {
+                for entry in entry_nodes.of_session(session) {
                     wakes.deliver(&entry, Wake::Gone);
                 }
             }
         };
         let Inspector { sessions, layout } = &*self.inspector;
         let sessions = Arc::new(CurrentSession::new(sessions.ensemble.clone(), spec.ttl, ended));
-        let store = ZooKeeperStore { sessions, layout: layout.clone(), places, wakes: wakes.clone() };
+        let store = ZooKeeperStore { sessions, layout: layout.clone(), entry_nodes, wakes: wakes.clone() };
         LeasedConn::new(Arc::new(store), wakes, spec, label, pushes)
     }
 

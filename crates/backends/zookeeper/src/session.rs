@@ -1,7 +1,7 @@
 //! Sessions at the servers, and calls on them.
 //!
-//! The tasks of a session, which keep it alive, run on the lease thread. A session lasts for a tick longer
-//! than the ttl of the entries in it: see [`Ensemble::tick`].
+//! The tasks that keep a session alive run on the lease thread. Its timeout is one tick longer than the ttl
+//! of its entries: see [`Ensemble::tick`].
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -18,24 +18,24 @@ use zookeeper_client::{Acls, Client, Connector, CreateMode, CreateOptions, Error
 
 use super::settings::{Settings, ZooKeeperTls};
 
-/// How often all servers are tried: the client library allows a connection two fifths of the session timeout,
-/// which a first handshake of TLS may exceed.
+/// Tries of all servers: the client library limits a connection to two fifths of the session timeout, which a
+/// first TLS handshake may exceed.
 const OPENS_MAX: usize = 3;
 /// Time limit for opening the first session, and for asking one server why it does not answer.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
 const PROBE_LIMIT: Duration = Duration::from_secs(2);
-/// The session timeout of the first session: less than servers usually grant, so they answer with their
-/// shortest.
+/// Session timeout requested for the first session: below the usual `minSessionTimeout`, so the servers grant
+/// that.
 const SHORT: Duration = Duration::from_secs(2);
-/// The session timeout of a session that inspects, which holds nothing.
+/// Session timeout for inspections, which hold nothing.
 const INSPECTION: Duration = Duration::from_secs(10);
-/// The session timeout to which servers answer with their longest: more than the longest ttl.
+/// Session timeout above the usual `maxSessionTimeout`, which the servers then grant; above the longest ttl.
 const LONG: Duration = Duration::from_secs(2 * 3600);
 
-/// Why a call has no usable answer, or the answer: no such node, another version, ….
+/// The failure of a call; `Answered` is a definite answer, such as "no such node" or "another version".
 pub(super) type ZooKeeperFailure = StoreFailure<Error>;
 
-/// What a call that failed means for its caller.
+/// Classifies an error.
 pub(super) fn failure(error: Error) -> ZooKeeperFailure {
     let refused = |kind, what: &str| {
         ZooKeeperFailure::Refused(BackendError::new(kind, format!("ZooKeeper refuses: {error}{what}")))
@@ -86,8 +86,8 @@ pub(super) struct Ensemble {
     servers: Vec<String>,
     login: Option<Login>,
     tls: Option<ZooKeeperTls>,
-    /// How much earlier the servers may end a session than its timeout after an answer: the server that
-    /// answers reports to the leader who was active only twice in a tick, and may die before.
+    /// How much earlier than its timeout after an answer the servers may expire a session: a server reports
+    /// active sessions to the leader only twice per tick, and may die before its next report.
     tick: Duration,
     /// The shortest session that the servers grant.
     pub(super) shortest: Duration,
@@ -109,12 +109,12 @@ impl Ensemble {
             lease_thread: lease_thread.clone(),
         };
         let (_, granted) = ensemble.open(SHORT).await?;
-        // Unless configured otherwise, the shortest session is of two ticks.
+        // `minSessionTimeout` is two ticks by default.
         (ensemble.tick, ensemble.shortest) = (settings.tick.unwrap_or(granted / 2), granted);
         Ok(ensemble)
     }
 
-    /// What the servers' limits mean for a ttl.
+    /// The limits of the ttl, for `doctor`.
     pub(super) async fn finding(&self) -> Result<Finding, BackendError> {
         let (_, longest) = self.open(LONG).await?;
         let (shortest, tick) = (self.shortest, self.tick);
@@ -132,9 +132,9 @@ impl Ensemble {
         mode.with_acls(if self.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() })
     }
 
-    /// The servers, each with the addresses of its name if these are several: the client library tries the
-    /// addresses of a name within one time limit, the first of which may swallow packets. A certificate is
-    /// for the name.
+    /// The servers' names, preceded by all addresses of names that have several: the client library tries all
+    /// addresses of one name within one time limit, and the first address may drop packets. Not with TLS,
+    /// since certificates are for names.
     async fn addresses(&self) -> Vec<String> {
         let mut addresses = Vec::with_capacity(self.servers.len());
         for server in self.servers.iter().filter(|_| self.tls.is_none()) {
@@ -149,10 +149,10 @@ impl Ensemble {
         addresses
     }
 
-    /// Opens a session. Returns also its timeout as granted.
+    /// Opens a session, and returns it with the granted timeout.
     async fn open(&self, session_timeout: Duration) -> Result<(Client, Duration), BackendError> {
         let (sender, receiver) = oneshot::channel();
-        // A server that swallows packets must leave time for the others.
+        // A server that drops packets must leave time for the others.
         let connection_timeout = (session_timeout * 2 / 5).min(OPEN_LIMIT / 4);
         let mut connector = Client::connector()
             .with_session_timeout(session_timeout)
@@ -217,8 +217,8 @@ async fn connect(connector: Connector, servers: &str, tls: Option<ZooKeeperTls>)
 /// One session at a time: when it has ended, the next call opens another.
 pub(super) struct CurrentSession {
     pub(super) ensemble: Arc<Ensemble>,
-    /// For how long entries of the session outlive its last renewal. `None` if it has no entries: any session
-    /// will do.
+    /// The longest time for which the session's entries outlive its last renewal. `None`: for sessions
+    /// without entries, with any timeout.
     ttl: Option<Duration>,
     current: Mutex<Option<Client>>,
     trouble: std::sync::Mutex<Option<BackendError>>,
@@ -226,7 +226,7 @@ pub(super) struct CurrentSession {
 }
 
 impl CurrentSession {
-    /// `on_end` is called when a session has ended by the servers' or the network's fault.
+    /// `on_end` is called when a session has ended without being closed here.
     pub(super) fn new(
         ensemble: Arc<Ensemble>,
         ttl: Option<Duration>,
@@ -263,7 +263,7 @@ impl CurrentSession {
             Err(error) => return Err(ZooKeeperFailure::Refused(error)),
         };
         if let Some(ttl) = self.ttl {
-            // Milliseconds are rounded on the way.
+            // The granted timeout is rounded to milliseconds.
             if granted + Duration::from_millis(1) < wanted {
                 return Err(ZooKeeperFailure::Refused(too_long(ttl, granted, reserve)));
             }

@@ -23,7 +23,7 @@ const PORT: u16 = 2181;
 /// The parameters of `zookeeper://`, without those of TLS.
 const PARAMETERS: [&str; 3] = ["layout", "recipe", "tick_ms"];
 
-/// The scheme with TLS, and the hint for who gives files of TLS with the other one.
+/// The URL scheme with TLS, and the error's hint if TLS files are given with the plain scheme.
 const TLS_SCHEME: &str = "zookeepers";
 const WITHOUT_TLS: &str = "of use without TLS: write `zookeepers://`";
 
@@ -38,7 +38,7 @@ pub(super) struct Settings {
     pub(super) tls: Option<ZooKeeperTls>,
 }
 
-/// How servers are verified, and how this client identifies itself.
+/// TLS settings: the trusted certificates, and the client's own.
 #[cfg(feature = "tls")]
 #[derive(Clone)]
 pub(super) struct ZooKeeperTls(Arc<Rotated<(TlsFiles, TlsOptions)>>);
@@ -107,8 +107,8 @@ impl Settings {
 #[cfg(feature = "tls")]
 fn tls(url: &Url) -> Result<Option<ZooKeeperTls>, ConnectError> {
     let Some(files) = TlsFiles::of(url, TLS_SCHEME, WITHOUT_TLS)? else { return Ok(None) };
-    // The client library takes the process's default crypto provider; one that the program has installed
-    // stays.
+    // The client library uses the process's default crypto provider. A provider that the program has
+    // installed is kept.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let options = options(&files)?;
     Ok(Some(ZooKeeperTls(Arc::new(Rotated::new((files, options))))))

@@ -1,4 +1,4 @@
-//! Entries as ephemeral nodes: renewals and ends.
+//! Lease-store entries as ephemeral nodes: renewals and ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,29 +12,29 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 use zookeeper_client::{Client, Error, EventType, MultiWriteError};
 
+use super::entry_nodes::{EntryNode, EntryNodes, Node};
 use super::layout::NodeLayout;
-use super::places::{Node, QueuePlace, QueuePlaces};
 use super::session::{CurrentSession, ZooKeeperFailure, by, by_if_exists, failure};
 
-/// Nodes of one renewal; a request of this size is well below the servers' limit of 1 MiB.
+/// Nodes checked by one renewal request: well below the servers' limit of 1 MiB per request.
 const CHECKS_MAX: usize = 500;
-/// A write of a node that meets other ones is tried again so often.
+/// Tries of a write that conflicts with other writes of the node.
 const WRITES_MAX: usize = 5;
-/// A hold is observed by a watch once it is this old: most end before, and need none.
+/// Age from which a hold's node is watched: most holds end earlier and need no watch.
 const SETTLED: Duration = Duration::from_millis(100);
 /// Time limit for one try to delete what an attempt has left, and the time between two of them.
 const SWEEP_LIMIT: Duration = Duration::from_secs(5);
 const SWEEP_AGAIN: Duration = Duration::from_millis(500);
-/// Longest text that another client's node may have to be shown as its owner.
+/// Longest data of another client's node that are shown as its owner.
 const OWNER_MAX: usize = 200;
 /// What Curator's `Revoker` writes into the node of a holder, to ask for its lock.
 const CURATORS_REVOCATION: &[u8] = b"__REVOKE__";
 
-/// The entries of one session of this library, which has a session at the servers of its own.
+/// The entries of one session of this library, which has a ZooKeeper session of its own.
 pub(super) struct ZooKeeperStore {
     pub(super) sessions: Arc<CurrentSession>,
     pub(super) layout: NodeLayout,
-    pub(super) places: Arc<QueuePlaces>,
+    pub(super) entry_nodes: Arc<EntryNodes>,
     pub(super) wakes: Wakes,
 }
 
@@ -79,11 +79,11 @@ impl Store for ZooKeeperStore {
 }
 
 impl ZooKeeperStore {
-    /// Deletes in the background what an attempt has left, or may still leave: other services let it expire,
-    /// but here it lasts as long as the session.
+    /// Deletes in the background the node that an attempt has created, or may still create. Without this, the
+    /// node would last as long as the session.
     pub(super) fn sweep(&self, client: Client, entry: &Entry, guid: String) {
         let folder = self.layout.folder(&entry.name);
-        let Some(sweeping) = self.places.begin_sweep(&guid) else { return };
+        let Some(sweeping) = self.entry_nodes.begin_sweep(&guid) else { return };
         self.sessions.run(async move {
             let _until_done = sweeping;
             while !client.state().is_terminated() {
@@ -95,9 +95,8 @@ impl ZooKeeperStore {
         });
     }
 
-    /// Renews the session by a request that a majority confirms, since a server that is cut off from the
-    /// others answers reads and pings for a while. The request checks that all nodes exist unchanged, and
-    /// changes nothing.
+    /// Renews the session by a request that needs a majority, since a partitioned server still answers reads
+    /// and pings for a while. The request checks that all nodes exist unchanged, and changes nothing.
     async fn renew_some(
         &self,
         client: &Client,
@@ -105,7 +104,7 @@ impl ZooKeeperStore {
         deadline: Instant,
     ) -> Result<Vec<Renewed>, ZooKeeperFailure> {
         let nodes: Vec<Option<Node>> =
-            entries.iter().map(|entry| self.places.node(&entry.id, client.session_id())).collect();
+            entries.iter().map(|entry| self.entry_nodes.node(&entry.id, client.session_id())).collect();
         let mut writer = client.new_multi_writer();
         for node in nodes.iter().flatten() {
             writer.add_check_version(&node.path, node.version).map_err(failure)?;
@@ -131,12 +130,12 @@ impl ZooKeeperStore {
             let found = by_if_exists(deadline, client.get_data(&node.path)).await?;
             renewed.push(match found {
                 None => {
-                    self.places.end_wait(&entry.id);
+                    self.entry_nodes.end_wait(&entry.id);
                     Renewed::Gone
                 }
                 Some((data, _)) if is_broken(&data) => Renewed::Revoked,
                 Some((_, stat)) => {
-                    let _ = self.places.set(&entry.id, Node { version: stat.version, ..node });
+                    let _ = self.entry_nodes.set(&entry.id, Node { version: stat.version, ..node });
                     Renewed::Kept
                 }
             });
@@ -148,7 +147,7 @@ impl ZooKeeperStore {
         let deadline = Instant::now() + entry.limit();
         let Some(client) = self.sessions.current().await else { return Ok(Renewed::Gone) };
         for _ in 0..WRITES_MAX {
-            let Some(node) = self.places.node(&entry.id, client.session_id()) else {
+            let Some(node) = self.entry_nodes.node(&entry.id, client.session_id()) else {
                 return Ok(Renewed::Gone);
             };
             let found = by_if_exists(deadline, client.get_data(&node.path)).await?;
@@ -159,7 +158,7 @@ impl ZooKeeperStore {
             let note = Note::read(&data).unwrap_or_default().with_value(value).bytes();
             match by(deadline, client.set_data(&node.path, &note, Some(stat.version))).await {
                 Ok(stat) => {
-                    let _ = self.places.set(&entry.id, Node { version: stat.version, ..node });
+                    let _ = self.entry_nodes.set(&entry.id, Node { version: stat.version, ..node });
                     return Ok(Renewed::Kept);
                 }
                 Err(ZooKeeperFailure::Answered(Error::BadVersion | Error::NoNode)) => {}
@@ -170,18 +169,18 @@ impl ZooKeeperStore {
     }
 
     async fn end(&self, entry: &Entry, doubt: bool) -> Result<End, ZooKeeperFailure> {
-        // Taken out first: an attempt that is still under way sees that, and sweeps what it creates.
-        let Some(place) = self.places.end(&entry.id, doubt) else { return Ok(End::Gone) };
-        // Without their session, nodes are gone or expire.
+        // Removed first, so that an attempt that is under way sweeps the node that it creates.
+        let Some(entry_node) = self.entry_nodes.end(&entry.id, doubt) else { return Ok(End::Gone) };
+        // The nodes of another session are gone, or expire with it.
         let Some(client) =
-            self.sessions.current().await.filter(|client| client.session_id() == place.session)
+            self.sessions.current().await.filter(|client| client.session_id() == entry_node.session)
         else {
             return Ok(End::Gone);
         };
-        let ended = self.delete(&client, entry, &place, doubt).await;
+        let ended = self.delete(&client, entry, &entry_node, doubt).await;
         if ended.is_err() {
-            self.sweep(client, entry, place.guid.clone());
-            self.places.put_back(&entry.id, place);
+            self.sweep(client, entry, entry_node.guid.clone());
+            self.entry_nodes.put_back(&entry.id, entry_node);
         }
         ended
     }
@@ -190,16 +189,16 @@ impl ZooKeeperStore {
         &self,
         client: &Client,
         entry: &Entry,
-        place: &QueuePlace,
+        entry_node: &EntryNode,
         doubt: bool,
     ) -> Result<End, ZooKeeperFailure> {
         let deadline = Instant::now() + entry.limit();
-        let node = match place.node.clone().filter(|_| !doubt) {
+        let node = match entry_node.node.clone().filter(|_| !doubt) {
             Some(node) => Some(node),
-            None => find(client, &self.layout.folder(&entry.name), &place.guid, deadline).await?,
+            None => find(client, &self.layout.folder(&entry.name), &entry_node.guid, deadline).await?,
         };
         let Some(node) = node else { return Ok(End::Gone) };
-        let was_held = if place.holds { End::Released } else { End::Left };
+        let was_held = if entry_node.holds { End::Released } else { End::Left };
         match by_if_exists(deadline, client.delete(&node.path, Some(node.version))).await {
             Ok(Some(())) => Ok(was_held),
             Ok(None) => Ok(End::Gone),
@@ -221,7 +220,7 @@ pub(super) fn is_broken(data: &[u8]) -> bool {
     is_revoked(data) || data == CURATORS_REVOCATION
 }
 
-/// The children of a lock's node; none if that does not exist.
+/// The children of a lock's node; empty if the node does not exist.
 pub(super) async fn children(
     client: &Client,
     folder: &str,
@@ -230,9 +229,9 @@ pub(super) async fn children(
     Ok(by_if_exists(deadline, client.list_children(folder)).await?.unwrap_or_default())
 }
 
-/// The node that an attempt without an answer has created, if it has. The server is first brought up to the
-/// leader's state, as an earlier connection may have been to another one. A request that is still on its way
-/// there comes before these, or is refused, because the session has moved.
+/// Finds the node that an attempt without an answer may have created. Syncs first, because the connection may
+/// have moved to a server that lags behind. A delayed creation is executed before the sync, or refused
+/// because the session has moved.
 pub(super) async fn find(
     client: &Client,
     folder: &str,
@@ -243,7 +242,7 @@ pub(super) async fn find(
     for child in children(client, folder, deadline).await?.iter().filter(|child| child.contains(guid)) {
         let path = format!("{folder}/{child}");
         let stat = by_if_exists(deadline, client.check_stat(&path)).await?.flatten();
-        // One of an earlier session is about to be deleted.
+        // A node of an earlier session is about to be deleted.
         if let Some(stat) = stat.filter(|stat| stat.ephemeral_owner == client.session_id().0) {
             return Ok(Some(Node { path, czxid: stat.czxid, version: stat.version }));
         }
@@ -289,7 +288,7 @@ pub(super) async fn observe(
                 Ok((data, _, _)) if is_broken(&data) => return wakes.deliver(&entry, Wake::Revoked),
                 Ok((_, _, watcher)) => watcher,
                 Err(Error::NoNode) => return wakes.deliver(&entry, Wake::Gone),
-                // Renewals report the end of a session, and everything else.
+                // Renewals report the session's end and any other change.
                 Err(_) => return,
             },
             _ = &mut cancelled => return,

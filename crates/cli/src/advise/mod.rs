@@ -133,7 +133,7 @@ pub struct Advice {
     pub why: String,
     /// The lock's settings, if a lock is recommended.
     pub lock: Option<LockAdvice>,
-    /// What to begin with: commands or statements.
+    /// The first commands or statements.
     pub start: Vec<String>,
     /// Pages of the documentation.
     pub read: Vec<String>,
@@ -150,7 +150,7 @@ pub struct LockAdvice {
     pub lock_delay: Option<Duration>,
     /// The limit of a hold; `None` if a hold lasts as long as its holder lives.
     pub max_hold: Option<Duration>,
-    /// What to know about the service.
+    /// A note about the service.
     pub note: String,
     /// The property that the advice requires and the service does not have, if there is one.
     pub lacks: Option<String>,
@@ -166,7 +166,7 @@ const RUNTIME: &str = "runtime";
 const TTL_MIN: Duration = Duration::from_secs(10);
 const TTL_MAX: Duration = Duration::from_secs(3600);
 const DELAY_MAX: Duration = Duration::from_secs(3600);
-/// A hold that lasts this many times longer than usual is taken for hung.
+/// A hold that lasts this many times longer than usual counts as hung.
 const MAX_HOLD_TIMES: u32 = 10;
 const MAX_HOLD_MIN: Duration = Duration::from_secs(60);
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{Choice, Kind, Tree};
 
-/// The diagram, and a table of where each path ends.
+/// The diagram, and a table with the end of each path.
 #[must_use]
 pub fn markdown(tree: &Tree) -> String {
     let mut text = format!("```text\n{}\n", tree.question(&tree.first).text);

@@ -1,5 +1,5 @@
-//! The configuration file of `serve`: TOML whose keys are the long names of the options. What is given on the
-//! command line as well, counts.
+//! The configuration file of `serve`: TOML whose keys are the long names of the options. The command line
+//! takes precedence.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -21,9 +21,9 @@ pub(super) struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// The file and line of the option that an error of the command line's parser is about, as in `a.toml:3:
-    /// `. Empty if the option was typed.
-    pub(super) fn place_of(&self, error: &str, typed: &[OsString]) -> String {
+    /// The file and line of the option in an error of the command line's parser, as in `a.toml:3: `. Empty if
+    /// the option was typed.
+    pub(super) fn position_of(&self, error: &str, typed: &[OsString]) -> String {
         let is_option = |word: &OsString, key: &str| {
             let word = word.to_string_lossy();
             word.strip_prefix("--").is_some_and(|word| word.split('=').next() == Some(key))
@@ -92,7 +92,7 @@ pub(super) fn with_file(
             }
         }
     }
-    // Behind the word `serve`: of an option that is given twice, the last one counts.
+    // After the word `serve`: of an option that is given twice, the last one counts.
     words.splice(2..2, given);
     Ok((words, Some(file)))
 }

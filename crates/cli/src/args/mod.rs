@@ -430,7 +430,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> 
         text.push_str("; the command goes behind `--`, as in `lockkeeper run NAME -- COMMAND`");
     }
     if let Some(file) = file {
-        text = file.place_of(&text, &typed) + &text;
+        text = file.position_of(&text, &typed) + &text;
     }
     if error.kind() == ErrorKind::MissingRequiredArgument && text.contains("--token") {
         text.push_str("; `lockkeeper show NAME` prints the tokens");

@@ -96,8 +96,8 @@ pub(super) fn nearest<'a>(typed: &str, known: &'a [String]) -> Option<&'a String
     known.iter().min_by_key(|name| distance(name)).filter(|name| distance(name) <= 2)
 }
 
-/// The paragraphs of clap's message before its usage text, on one line, without its tips: they suggest to
-/// pass what was mistyped as a name.
+/// The paragraphs of clap's message before its usage text, on one line. Leaves out clap's tips, which suggest
+/// passing the mistyped word as a lock's name.
 pub(super) fn one_line(message: &str) -> String {
     let message = message.strip_prefix("error: ").unwrap_or(message);
     let lines = message.lines().map(str::trim).filter(|line| !line.is_empty());

@@ -60,11 +60,11 @@ pub struct Torture {
 /// How a worker of `torture` uses its token.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenUse {
-    /// Not at all: it relies on its lock.
+    /// Not at all: the worker relies on its lock.
     None,
     /// Every write is checked.
     Write,
-    /// It enters before it reads, and every write is checked.
+    /// The worker enters the fence before it reads, and every write is checked.
     Enter,
 }
 

@@ -13,7 +13,7 @@ pub(super) fn ttl(typed: &str) -> Result<Duration, String> {
     if allowed.contains(&ttl) { Ok(ttl) } else { Err("a ttl is 1s to 1h".to_owned()) }
 }
 
-/// Parses a duration of at most so many milliseconds, a whole number of hours.
+/// Parses a duration of at most `ms` milliseconds. `ms` is a whole number of hours.
 fn at_most(typed: &str, ms: u64) -> Result<Duration, String> {
     let (duration, most) = (duration(typed)?, Duration::from_millis(ms));
     if duration <= most {
@@ -45,7 +45,7 @@ pub(super) fn key_value(typed: &str) -> Result<(String, String), &'static str> {
     pair.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or("write KEY=VALUE")
 }
 
-/// How many within which time.
+/// A rate: a count and the time in which it is allowed.
 pub(super) fn rate(typed: &str) -> Result<(u32, Duration), String> {
     let (count, per) = typed.split_once('/').ok_or("write how many, a slash, and a duration: 10/1m")?;
     let most = limits::PERMITS_MAX;
@@ -76,7 +76,7 @@ pub(super) fn collector(typed: &str) -> Result<String, &'static str> {
     let scheme = url.scheme_str().filter(|scheme| ["http", "https"].contains(scheme)).ok_or(expected)?;
     let authority = url.authority().ok_or(expected)?;
     let (host, port) = (authority.host(), authority.port_u16().unwrap_or(4317));
-    // A user, or a port that is none, is left over.
+    // A user or an invalid port makes the texts differ.
     let is_plain = [host.to_owned(), format!("{host}:{port}")].contains(&authority.to_string());
     if host.is_empty() || !is_plain || !matches!(url.path(), "" | "/") || url.query().is_some() {
         return Err(expected);

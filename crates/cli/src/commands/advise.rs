@@ -34,7 +34,7 @@ pub(super) fn advise(args: &Advise) -> Result<u8, Failure> {
     Ok(OK)
 }
 
-/// Asks until the answer is one. The questions are on standard error, as standard output is for the advice.
+/// Asks until the answer is valid. Questions go to standard error, since standard output is for the advice.
 fn ask(
     asked: &OpenQuestion,
     lines: &mut impl Iterator<Item = std::io::Result<String>>,

@@ -16,7 +16,7 @@ use crate::table::Table;
 use crate::view;
 
 /// The interval at which a membership change is polled.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const POLL_EVERY: Duration = Duration::from_millis(200);
 
 pub(super) async fn cluster(task: ClusterCommand) -> Result<u8, Failure> {
     match task {
@@ -140,10 +140,10 @@ async fn until(locks: &Locks, wait: Duration, is_so: impl Fn(&ClusterInfo) -> bo
         if is_so(&locks.cluster().await?) {
             return Ok(true);
         }
-        if Instant::now() + LOOK_EVERY > end {
+        if Instant::now() + POLL_EVERY > end {
             return Ok(false);
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
     }
 }
 

@@ -82,7 +82,7 @@ fn better_fence(trace: &Trace) -> Option<Fence> {
     loses.then(|| Fence::ALL.into_iter().find(kept)).flatten()
 }
 
-/// How each story ends, without a fence and with each.
+/// Prints the end of each story, without a fence and with each fence.
 fn all() -> Result<(), Failure> {
     let mut table = Table::new(["STORY", "FENCE", "END"]);
     for story in &STORIES {

@@ -36,10 +36,10 @@ use crate::args::{Cli, Command};
 use crate::exit::{Failure, INTERNAL, IO, OK};
 use crate::progress::ProgressLine;
 
-/// How long a command waits for an answer in silence.
+/// How long a command waits for an answer before it shows that it waits.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long threads are kept that have no work: longer than any process lives.
+/// How long idle threads are kept: longer than any process lives.
 const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 /// Descriptors that a runtime and a lock of any service take, at least.
 const FILES_MIN: usize = 16;
@@ -127,8 +127,8 @@ async fn patiently(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8
 fn block_on(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
     check_room(0)?;
     let runtime = Builder::new_current_thread().enable_io().enable_time().thread_keep_alive(FOREVER).build();
-    // Taken now and kept: when a record is written or a name is looked up, the job may have taken all
-    // threads, and tokio panics.
+    // Starts a blocking thread now and keeps it: later, when a record is written or a name is resolved, the
+    // job may have used up all threads, and tokio would panic.
     if let Ok(runtime) = &runtime {
         drop(runtime.spawn_blocking(|| {}));
     }
@@ -143,8 +143,8 @@ fn block_on_all_cores(work: impl Future<Output = Result<u8, Failure>>) -> Result
     run_on(Builder::new_multi_thread().enable_all().build(), work)
 }
 
-/// Checks that there is room for a runtime with so many threads, and for what connects to a lock service:
-/// tokio panics where the system refuses a thread or a descriptor.
+/// Checks that the system allows the threads and descriptors of a runtime with `workers` threads and of a
+/// lock service's client: tokio panics where the system refuses one.
 fn check_room(workers: usize) -> Result<(), Failure> {
     let files: std::io::Result<Vec<File>> = (0..FILES_MIN).map(|_| File::open("/dev/null")).collect();
     files.map_err(|error| {

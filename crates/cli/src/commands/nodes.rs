@@ -64,8 +64,8 @@ pub(super) fn lost_majority(nodes: &[NodeReport]) -> Option<Failure> {
     Some(Failure::new(UNAVAILABLE, text))
 }
 
-/// Prints what the nodes say, before a failure that follows from it: as a table and lines on standard error,
-/// or as JSON.
+/// Prints the nodes' status before a failure that follows from it: as a table and lines on standard error, or
+/// as JSON.
 ///
 /// # Errors
 /// Standard output can't be written.
@@ -84,12 +84,12 @@ pub(super) fn are_healthy(nodes: &[NodeReport]) -> bool {
     (nodes.is_empty() || freshest(nodes).is_some())
         && missing(nodes).is_empty()
         && answers(nodes).all(|status| status.leader.is_some())
-        // One that answers without a status waits for its cluster.
+        // A node that answers without a status waits for its cluster.
         && !nodes.iter().any(|node| node.answers && node.status.is_err())
         && clusters(nodes).len() < 2
 }
 
-/// Prints the most telling of the nodes' status as a table.
+/// Prints the main fields of the nodes' status as a table.
 ///
 /// # Errors
 /// Standard output can't be written.

@@ -13,8 +13,8 @@ use crate::output;
 use crate::settings;
 use crate::view;
 
-/// The interval at which `break --wait` looks whether the hold has ended.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// The interval at which `break --wait` checks whether the hold has ended.
+const POLL_EVERY: Duration = Duration::from_millis(200);
 
 /// The name of the user who runs this program.
 pub(super) fn operator() -> String {
@@ -64,8 +64,8 @@ struct BrokenView {
     over: Option<bool>,
 }
 
-/// Polls until the hold with this token has ended, at most for `limit`. Returns whether it has. Its token is
-/// not current as soon as it is being broken, so it is looked for among the holders.
+/// Polls until the hold with this token has ended, at most for `limit`. Returns whether it has. Searches the
+/// holders for the token, since the token is no longer current once the break has begun.
 async fn until_over(locks: &Locks, name: &LockName, token: Token, limit: Duration) -> Result<bool, Failure> {
     let end = Instant::now() + limit;
     loop {
@@ -75,10 +75,10 @@ async fn until_over(locks: &Locks, name: &LockName, token: Token, limit: Duratio
         if !lock.holds.iter().any(has) {
             return Ok(true);
         }
-        if Instant::now() + LOOK_EVERY > end {
+        if Instant::now() + POLL_EVERY > end {
             return Ok(false);
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
     }
 }
 

@@ -19,7 +19,7 @@ use crate::settings;
 use crate::view;
 
 /// The polling interval for services without a watch.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const POLL_EVERY: Duration = Duration::from_millis(250);
 /// The pause before another attempt to watch, after the service became unreachable.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -31,13 +31,13 @@ pub(super) async fn watch(args: Ls) -> Result<u8, Failure> {
     let locks = settings::connect(&url, "watch").await?;
     let mut signals =
         Signals::install().map_err(|error| Failure::system(INTERNAL, "cannot listen to signals", &error))?;
-    let mut told = PrintedState::new(args.json);
+    let mut printed = PrintedState::new(args.json);
     let watching = async {
         match locks.watch(prefix) {
-            Ok(watch) => follow(&locks, prefix, watch, &mut told).await,
+            Ok(watch) => follow(&locks, prefix, watch, &mut printed).await,
             Err(error) if error.kind == BackendErrorKind::Unsupported => {
                 say("this lock service is asked four times a second: what lasts shorter may be missing here");
-                look(&locks, prefix, &mut told).await
+                poll(&locks, prefix, &mut printed).await
             }
             Err(error) => Err(error.into()),
         }
@@ -56,26 +56,26 @@ async fn follow(
     locks: &Locks,
     prefix: Option<&str>,
     mut watch: Watch,
-    told: &mut PrintedState,
+    printed: &mut PrintedState,
 ) -> Result<Never, Failure> {
     loop {
-        let cut = follow_once(&mut watch, told).await?;
+        let cut = follow_once(&mut watch, printed).await?;
         if cut.kind != BackendErrorKind::Unreachable {
             return Err(cut.into());
         }
-        told.interrupted(&cut)?;
+        printed.interrupted(&cut)?;
         tokio::time::sleep(PAUSE).await;
         watch = locks.watch(prefix)?;
     }
 }
 
 /// Reads one watch to its end and returns the error that ended it.
-async fn follow_once(watch: &mut Watch, told: &mut PrintedState) -> Result<BackendError, Failure> {
-    told.begin();
+async fn follow_once(watch: &mut Watch, printed: &mut PrintedState) -> Result<BackendError, Failure> {
+    printed.begin();
     loop {
         match watch.next().await {
-            Some(Ok(WatchEvent::State(info) | WatchEvent::Changed(info))) => told.lock(info)?,
-            Some(Ok(WatchEvent::Synced)) => told.synced()?,
+            Some(Ok(WatchEvent::State(info) | WatchEvent::Changed(info))) => printed.lock(info)?,
+            Some(Ok(WatchEvent::Synced)) => printed.synced()?,
             // An event kind of a newer library: `WatchEvent` is non-exhaustive.
             Some(Ok(_)) => {}
             Some(Err(error)) => return Ok(error),
@@ -85,14 +85,14 @@ async fn follow_once(watch: &mut Watch, told: &mut PrintedState) -> Result<Backe
 }
 
 /// Polls the list of locks. A hold that begins and ends between two polls is not printed.
-async fn look(locks: &Locks, prefix: Option<&str>, told: &mut PrintedState) -> Result<Never, Failure> {
+async fn poll(locks: &Locks, prefix: Option<&str>, printed: &mut PrintedState) -> Result<Never, Failure> {
     loop {
-        told.begin();
+        printed.begin();
         for info in locks.list(prefix).await? {
-            told.lock(info)?;
+            printed.lock(info)?;
         }
-        told.synced()?;
-        tokio::time::sleep(LOOK_EVERY).await;
+        printed.synced()?;
+        tokio::time::sleep(POLL_EVERY).await;
     }
 }
 
@@ -164,7 +164,7 @@ impl PrintedState {
         self.is_syncing = false;
         self.seen.clear();
         if self.is_interrupted && !self.json {
-            say("watching again; what changed meanwhile is told as one change a lock");
+            say("watching again; what changed meanwhile is printed as one change per lock");
         }
         let is_news = !self.was_synced || self.is_interrupted;
         self.was_synced = true;

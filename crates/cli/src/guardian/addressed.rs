@@ -9,8 +9,7 @@ const NAMES: [&str; 2] = ["LISTEN_PID", "WATCHDOG_PID"];
 /// Longer than any process id with its NUL.
 const PLACEHOLDER: &str = "000000000000";
 
-/// The values to be replaced once the command's id is known: places in this process's environment, as
-/// addresses.
+/// The values to overwrite once the command's id is known, as addresses in this process's environment.
 pub(crate) struct Addressed(Vec<usize>);
 
 impl Addressed {
@@ -26,8 +25,7 @@ impl Addressed {
             // SAFETY: there is one thread.
             unsafe { std::env::set_var(name, PLACEHOLDER) };
             if *name == "LISTEN_PID" {
-                // It names the same process once more, by an id of its pidfd.
-                // SAFETY: there is one thread.
+                // This variable names the same process by an id of its pidfd. SAFETY: there is one thread.
                 unsafe { std::env::remove_var("LISTEN_PIDFDID") };
             }
         }

@@ -23,7 +23,7 @@ use super::left::Left;
 use super::own::own_program;
 use super::process::{SCAN_FILES, Startup, spare_files};
 use super::protocol::{CommandEnd, GuardianOrder, GuardianReport, Reason};
-use super::relay::{CommandPlace, Relay, RelayStep};
+use super::relay::{CommandGroup, Relay, RelayStep};
 use super::signals::{ends, hand_terminal_to, stop_self};
 use super::witness::Witness;
 use super::{EPILOGUE_URL, GUARDIAN_ARGUMENT, boot_now, tree};
@@ -44,9 +44,9 @@ pub struct Spec {
     /// The longest time from SIGTERM to SIGKILL. SIGTERM is sent this long before the deadline; SIGKILL is
     /// sent a quarter of this (50 ms to 1 s) before the deadline.
     pub grace: Duration,
-    /// What becomes of the processes that the command leaves.
+    /// The treatment of descendants that outlive the command.
     pub left: Left,
-    /// What the guardian runs in its own place once no descendant is left, if this process was killed before.
+    /// The program that replaces the guardian once no descendant is left, if this process was killed.
     pub epilogue: Option<Epilogue>,
 }
 
@@ -113,7 +113,7 @@ pub enum GuardianEvent {
     Stopped,
     /// The command ended. Its descendants may still run.
     Exited(CommandEnd),
-    /// The command has ended, but these descendants still run. [`Spec::left`] says what becomes of them.
+    /// The command has ended, but these descendants still run. [`Spec::left`] determines their treatment.
     LeftBehind {
         /// The number of remaining descendants.
         total: u32,
@@ -140,7 +140,8 @@ pub enum GuardianEvent {
 pub struct Guarded {
     channel: AsyncFd<Channel>,
     guardian: Child,
-    /// Until the command has ended; `None` also if it was killed: signals are relayed without evidence then.
+    /// Set until the command has ended. `None` also if the witness was killed: signals are then relayed
+    /// without evidence.
     witness: Option<Witness>,
     relay: Relay,
     pid: i32,
@@ -204,7 +205,8 @@ impl Guarded {
         nix::sys::prctl::set_child_subreaper(true)?;
         let grace = u64::try_from(spec.grace.as_nanos()).unwrap_or(u64::MAX);
         let spare = spare_files()?;
-        // Before the command starts, so that it has every signal that the command gets.
+        // Started before the command, so that the witness receives every signal to the group that the command
+        // receives.
         let witness = Witness::start()?;
         let (channel, theirs) = Channel::pair()?;
         // SAFETY: a channel owns one open socket for all its life.
@@ -283,14 +285,14 @@ impl Guarded {
     /// over. Once that shell continues this process, [`Signals`](super::Signals) returns SIGCONT, which must
     /// be passed to [`Guarded::relay`].
     pub fn stop_too(&mut self) {
-        // It may have been continued, together with this process.
-        if tree::look(self.pid).is_some_and(|command| command.is_stopped()) {
+        // The command may have been continued meanwhile, together with this process.
+        if tree::read_process(self.pid).is_some_and(|command| command.is_stopped()) {
             self.has_stopped_too = true;
             stop_self();
         }
     }
 
-    /// Relays a signal that this process received to the command, unless the command has got it, too
+    /// Relays a signal that this process received to the command, unless the command has received it too
     /// (`relay.rs`). Once the command has ended and only other descendants remain, SIGTERM, SIGINT, SIGHUP
     /// and SIGQUIT end them: SIGTERM now, SIGKILL after the grace. [`Guarded::next`] does so a moment later.
     pub fn relay(&mut self, signal: Signal) {
@@ -403,13 +405,13 @@ impl Guarded {
         }
     }
 
-    /// Relays what the command has not got. `got` is the witness's answer.
+    /// Relays the signals that the command has not received. `got` is the witness's answer.
     fn answered(&mut self, got: u64) {
         let now = boot_now();
         let command = match getpgid(Some(Pid::from_raw(self.pid))) {
-            _ if self.command_ended => CommandPlace::Ended,
-            Ok(group) if group != getpgrp() => CommandPlace::Elsewhere,
-            _ => CommandPlace::WithWrapper,
+            _ if self.command_ended => CommandGroup::Ended,
+            Ok(group) if group != getpgrp() => CommandGroup::Elsewhere,
+            _ => CommandGroup::WithWrapper,
         };
         for signal in self.relay.answered(got, command, now) {
             if !self.command_ended {

@@ -23,7 +23,7 @@ static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEFORE_THE_RUNTIME: extern "C" fn() = {
-    extern "C" fn look() {
+    extern "C" fn read_sigpipe() {
         // SAFETY: with a null action this only reads; `action` is valid memory, and all zeroes is a valid
         // value.
         let ignored = unsafe {
@@ -33,7 +33,7 @@ static BEFORE_THE_RUNTIME: extern "C" fn() = {
         };
         PIPE_WAS_IGNORED.store(ignored, Ordering::Relaxed);
     }
-    look
+    read_sigpipe
 };
 
 /// The signal state at the first call, which must precede any change by this program. `Signals::install`

@@ -1,4 +1,4 @@
-//! What becomes of the processes that a command leaves.
+//! Descendants that outlive the command.
 
 use clap::ValueEnum;
 

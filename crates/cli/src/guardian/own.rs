@@ -17,7 +17,7 @@ pub(crate) fn own_program(name: &str, argument: &str, descriptors: Vec<RawFd>) -
         for fd in &descriptors {
             set_flags(*fd, FdFlag::empty())?;
         }
-        // Until the guardian has moved to its own session, Ctrl-C reaches it, too.
+        // Until the guardian has moved to its own session, Ctrl-C reaches the guardian too.
         SigSet::all().thread_set_mask()?;
         Ok(())
     };

@@ -147,7 +147,7 @@ struct Guardian {
     /// continued since.
     wrapper_paused: bool,
     left: Left,
-    left_behind_told: bool,
+    left_behind_reported: bool,
     kill_pause: u64,
     epilogue: Vec<OsString>,
     epilogue_url: Option<OsString>,
@@ -188,7 +188,7 @@ impl Guardian {
             reports_stop: false,
             wrapper_paused: false,
             left: startup.left,
-            left_behind_told: false,
+            left_behind_reported: false,
             kill_pause: KILL_PAUSE_NS_MIN,
             epilogue: startup.epilogue.clone(),
             // SAFETY: this process has one thread, and reads this variable here only.
@@ -213,7 +213,7 @@ impl Guardian {
         loop {
             if self.reap_all(&mut channel) || self.is_released(&mut channel) {
                 let is_alone = channel.as_mut().is_none_or(|open| !self.take_orders(open));
-                tell(&mut channel, &GuardianReport::Gone { at: boot_now() });
+                send(&mut channel, &GuardianReport::Gone { at: boot_now() });
                 if is_alone && !self.epilogue.is_empty() {
                     become_epilogue(&self.epilogue, self.epilogue_url);
                 }
@@ -224,11 +224,12 @@ impl Guardian {
                 DeadlineStep::Wait(until) => until.map(|at| at.saturating_sub(now)),
                 DeadlineStep::Terminate(reason) => {
                     tree::terminate_all();
-                    tell(&mut channel, &GuardianReport::Terminating(reason));
+                    send(&mut channel, &GuardianReport::Terminating(reason));
                     continue;
                 }
                 DeadlineStep::Kill => {
-                    // First, since it needs no scan, which needs descriptors of the system.
+                    // First the command itself, by its id: a scan of `/proc` needs descriptors, which the
+                    // system may refuse.
                     if let Some(command) = self.command {
                         let _ = kill(command, Signal::SIGKILL);
                     }
@@ -279,13 +280,13 @@ impl Guardian {
         }
     }
 
-    /// Reports signals to the wrapper, which decides what they mean. Without a wrapper the job is being ended
-    /// in any case.
+    /// Reports signals to the wrapper, which decides about them. Without a wrapper the job is being ended
+    /// already.
     fn take_signals(&mut self, channel: &mut Option<Channel>) {
         while let Ok(Some(got)) = self.signals.read_signal() {
             let signal = got.ssi_signo.cast_signed();
             if signal != libc::SIGCHLD {
-                tell(channel, &GuardianReport::Received { signal, sender: got.ssi_pid.cast_signed() });
+                send(channel, &GuardianReport::Received { signal, sender: got.ssi_pid.cast_signed() });
             }
         }
     }
@@ -332,8 +333,8 @@ impl Guardian {
                 continue;
             }
             if libc::WIFSTOPPED(status) {
-                // A command that was stopped in the wrapper's group, by SIGSTOP to it alone, does not stop
-                // the renewals.
+                // A command in the wrapper's group that was stopped by a SIGSTOP to the command alone must
+                // not stop the renewals.
                 if (self.reports_stop || self.own_group(pid).is_some())
                     && let Some(open) = channel
                 {
@@ -344,7 +345,7 @@ impl Guardian {
                 self.wake_wrapper();
             } else {
                 self.command = None;
-                tell(channel, &GuardianReport::Exited(outcome(status)));
+                send(channel, &GuardianReport::Exited(outcome(status)));
                 self.wake_wrapper();
             }
         }
@@ -364,8 +365,8 @@ impl Guardian {
 
     fn forward(&self, command: Pid, signal: Signal) {
         let _ = match self.own_group(command) {
-            // Ctrl-Z stops a whole group, and the kernel ignores SIGTSTP in this one: no parent of its
-            // members is in the session.
+            // Ctrl-Z stops a whole group. SIGSTOP, because the kernel ignores SIGTSTP in this orphaned
+            // process group.
             Some(group) if signal == Signal::SIGTSTP => killpg(group, Signal::SIGSTOP),
             _ => kill(command, signal),
         };
@@ -393,9 +394,9 @@ impl Guardian {
         };
     }
 
-    /// Handles processes that the command has left. Returns whether they may run on without the lock.
+    /// Handles descendants that outlive the command. Returns whether they may continue without the lock.
     fn is_released(&mut self, channel: &mut Option<Channel>) -> bool {
-        if self.command.is_some() || self.left_behind_told || !self.tell_left_behind(channel) {
+        if self.command.is_some() || self.left_behind_reported || !self.report_left_behind(channel) {
             return false;
         }
         match self.left {
@@ -411,8 +412,8 @@ impl Guardian {
         }
     }
 
-    /// Reports the processes that the command has left. Returns false if there are none.
-    fn tell_left_behind(&mut self, channel: &mut Option<Channel>) -> bool {
+    /// Reports descendants that outlive the command. Returns false if there are none.
+    fn report_left_behind(&mut self, channel: &mut Option<Channel>) -> bool {
         let alive: Vec<_> = tree::descendants()
             .iter()
             .filter(|process| !process.is_zombie())
@@ -421,16 +422,16 @@ impl Guardian {
         if alive.is_empty() {
             return false;
         }
-        self.left_behind_told = true;
+        self.left_behind_reported = true;
         let total = u32::try_from(alive.len()).unwrap_or(u32::MAX);
         let pids = alive.into_iter().take(PIDS_MAX).collect();
-        tell(channel, &GuardianReport::LeftBehind { total, pids });
+        send(channel, &GuardianReport::LeftBehind { total, pids });
         true
     }
 }
 
 fn is_stopped(process: Pid) -> bool {
-    tree::look(process.as_raw()).is_some_and(|process| process.is_stopped())
+    tree::read_process(process.as_raw()).is_some_and(|process| process.is_stopped())
 }
 
 /// Replaces this process by the epilogue. Returns only if that fails: the lock is then free when its lease
@@ -445,7 +446,7 @@ fn become_epilogue(arguments: &[OsString], url: Option<OsString>) {
     let _ = command.exec();
 }
 
-fn tell(channel: &mut Option<Channel>, report: &GuardianReport) {
+fn send(channel: &mut Option<Channel>, report: &GuardianReport) {
     if let Some(channel) = channel {
         channel.send(report.encode(), false);
     }
@@ -465,8 +466,8 @@ fn outcome(status: i32) -> CommandEnd {
 fn spawn(startup: &Startup) -> Result<Pid, Errno> {
     let (program, arguments) = startup.argv.split_first().ok_or(Errno::EINVAL)?;
     let inherited = startup.inherited;
-    // It must inherit the environment as it is (`Command` would copy a changed one before the command's id is
-    // known).
+    // The command must inherit the environment in place: `Command` would copy a changed one before the
+    // command's id is known.
     let mut command = Command::new(program);
     command.args(arguments);
     // SAFETY: this process has one thread, and does not change its environment.

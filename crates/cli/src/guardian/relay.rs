@@ -1,13 +1,15 @@
-//! Decides which signals of the wrapper are relayed to the command: those that the command has not got
-//! itself. Pure: the time is a parameter, and no signal is sent here.
+//! Decides which signals to the wrapper are relayed to the command: those that were not also sent to the
+//! command. Pure: the time is a parameter, and no signal is sent here.
 //!
-//! Whoever signals more processes than the wrapper signals the command, too, and one signal must stay one.
-//! There is evidence of two kinds. The *witness* has the signal: then the wrapper's process group was sent it
-//! (a key of the terminal, `kill -- -GROUP`, `timeout`), and the command has it if it is in that group. The
-//! *guardian* has it, which is in no group with others: then each process was sent it (`systemctl stop`). If
-//! both have it, it may have been sent to all processes of one program (`killall /usr/bin/lockkeeper`), and
-//! the command has not got it. That is ruled out for a sender that is the wrapper's parent, process 1 or
-//! outside of this process's PID namespace.
+//! A signal that is sent to several processes may have reached the command too, which must not receive it
+//! twice. Evidence, by which of our two helper processes has received the signal:
+//! - The *witness* only: it was sent to the wrapper's process group (a key of the terminal, `kill -- -GROUP`,
+//!   `timeout`). The command has it if it is in that group.
+//! - The *guardian* only, which is alone in its group: it was sent to each process (`systemctl stop`). The
+//!   command has it.
+//! - Both: it was sent to each process, or to all processes of one program (`killall /usr/bin/lockkeeper`).
+//!   In the second case the command has not got it. A sender that is the wrapper's parent, process 1 or
+//!   outside of this PID namespace is never such a `killall`.
 //!
 //! All times are nanoseconds of `CLOCK_BOOTTIME`.
 
@@ -17,47 +19,47 @@ use nix::sys::signal::Signal;
 
 use super::inherited::bit;
 
-/// How long a signal waits for evidence: whoever signals many processes does so one after the other.
+/// How long a signal waits for evidence: a sender signals many processes one after the other.
 const WINDOW_NS: u64 = 100_000_000;
-/// How long before or after a signal to the wrapper one to the guardian is evidence.
+/// A signal to the guardian is evidence if it arrives less than this before or after the wrapper's.
 const GUARDIAN_NS: u64 = 300_000_000;
 /// How many signals to the guardian are remembered.
 const GUARDIAN_MAX: usize = 16;
 /// How long the witness may take to answer.
 const ANSWER_NS: u64 = 1_000_000_000;
 
-/// Where the command is.
+/// The process group of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CommandPlace {
+pub(crate) enum CommandGroup {
     /// In the wrapper's process group.
     WithWrapper,
     /// In another group, as `timeout` and `setsid` put it.
     Elsewhere,
-    /// It has ended; others remain.
+    /// The command has ended; descendants remain.
     Ended,
 }
 
 /// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RelayStep {
-    /// Nothing before this time.
+    /// Poll again at this time; `None`: when the next signal arrives.
     Wait(Option<u64>),
     /// Ask the witness, and pass its answer to [`Relay::answered`].
     Ask,
-    /// The witness does not answer: do without.
+    /// The witness did not answer in time: decide without it.
     GiveUp,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Relay {
-    /// Undecided signals in the order of their arrival, and when they came.
+    /// Undecided signals with their times of arrival, in that order.
     waiting: VecDeque<(Signal, u64)>,
     ask_at: Option<u64>,
-    /// How many of `waiting` the current question covers, and when it is given up.
+    /// The pending question to the witness: how many of `waiting` it covers, and when it times out.
     asked: Option<(usize, u64)>,
-    /// Signals that the group was sent while the command ran, and the wrapper has not received so far.
+    /// Signals that the witness has reported and the wrapper has not received yet.
     group: u64,
-    /// The last signals that the guardian got, when, and whether their sender manages services.
+    /// The latest signals to the guardian: the signal, when it arrived, and `from_manager`.
     guardian: VecDeque<(Signal, u64, bool)>,
 }
 
@@ -77,7 +79,7 @@ impl Relay {
         }
     }
 
-    /// The command has ended: which signals came before is to be asked at once.
+    /// The command has ended: asks the witness at once, for the signals that may have ended the command.
     pub(crate) fn command_ended(&mut self, now: u64) {
         self.ask_at = Some(now);
     }
@@ -99,9 +101,9 @@ impl Relay {
         }
     }
 
-    /// Decides about the signals that came before the question. `got` are the signals of the witness, empty
-    /// without one. Returns those to be relayed.
-    pub(crate) fn answered(&mut self, got: u64, command: CommandPlace, now: u64) -> Vec<Signal> {
+    /// Decides about the signals that the question covers. `got`: the signals that the witness received; 0
+    /// without a witness. Returns the signals to relay.
+    pub(crate) fn answered(&mut self, got: u64, command: CommandGroup, now: u64) -> Vec<Signal> {
         let covered = self.asked.take().map_or(0, |(covered, _)| covered);
         self.group |= got;
         let covered: Vec<_> = self.waiting.drain(..covered).collect();
@@ -115,7 +117,7 @@ impl Relay {
             let is_same = |(got, at, _): &&(_, u64, _)| got == signal && at.abs_diff(*received) < GUARDIAN_NS;
             match self.guardian.iter().rfind(is_same) {
                 Some((.., from_manager)) => group_got && !from_manager,
-                None => !group_got || command == CommandPlace::Elsewhere,
+                None => !group_got || command == CommandGroup::Elsewhere,
             }
         };
         let relayed = covered.into_iter().filter(is_to_relay).map(|(signal, _)| signal).collect();
@@ -127,7 +129,7 @@ impl Relay {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use CommandPlace::{Elsewhere, Ended, WithWrapper};
+    use CommandGroup::{Elsewhere, Ended, WithWrapper};
     use Signal::{SIGINT, SIGTERM, SIGUSR1};
 
     const MS: u64 = 1_000_000;
@@ -142,7 +144,7 @@ mod tests {
         got: &[Signal],
         guardian: &[Signal],
         from_manager: bool,
-        command: CommandPlace,
+        command: CommandGroup,
     ) -> Vec<Signal> {
         let mut relay = Relay::default();
         for signal in received {
@@ -202,7 +204,7 @@ mod tests {
         relay.command_ended(0);
         assert_eq!(relay.poll(0), RelayStep::Ask);
         assert_eq!(relay.answered(set(&[SIGTERM]), Ended, 0), []);
-        // The wrapper's own one comes late; the next one is another.
+        // The wrapper's copy of that signal arrives late; the next signal is a new one.
         for expected in [&[][..], &[SIGTERM]] {
             relay.received(SIGTERM, 0);
             assert_eq!(relay.poll(WINDOW_NS), RelayStep::Ask);

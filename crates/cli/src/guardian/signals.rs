@@ -1,4 +1,4 @@
-//! The wrapper's signals, and its stop by Ctrl-Z. `relay` decides what reaches the command.
+//! The wrapper's signals, and its stop by Ctrl-Z. `relay` decides which signals the command receives.
 
 use std::fs::File;
 use std::io;
@@ -98,8 +98,8 @@ impl Signals {
         Signal::try_from(self.asked.load(Ordering::Relaxed)).ok()
     }
 
-    /// The first signal that asked this program to end. A SIGHUP counts only from a terminal: many programs
-    /// take another for the order to read their settings again.
+    /// The first signal that asked this program to end. A SIGHUP counts only from a terminal; otherwise it
+    /// asks many programs to reload their settings.
     #[must_use]
     pub fn ended_by(&self) -> Option<Signal> {
         self.ended_by
@@ -124,7 +124,7 @@ impl Signals {
     }
 }
 
-/// Signals for programs with a use for them, whose default action is to end the process.
+/// Signals with other uses whose default action ends the process.
 const WITHOUT_EFFECT: [Signal; 6] =
     [Signal::SIGALRM, Signal::SIGVTALRM, Signal::SIGPROF, Signal::SIGIO, Signal::SIGPWR, Signal::SIGSTKFLT];
 

@@ -47,7 +47,7 @@ impl ProcessInfo {
     fn signal(&self, signal: i32) {
         let handle = pidfd_open(self.pid);
         // If the start time is the same after the pidfd was opened, the pidfd refers to this process.
-        let is_same = look(self.pid).is_some_and(|now| now.started == self.started);
+        let is_same = read_process(self.pid).is_some_and(|now| now.started == self.started);
         if !is_same {
             return;
         }
@@ -73,8 +73,8 @@ fn pidfd_open(pid: i32) -> Option<OwnedFd> {
     }
 }
 
-/// Reads one process by its id; `None` if there is none.
-pub(crate) fn look(pid: i32) -> Option<ProcessInfo> {
+/// Reads a process from `/proc` by its id; `None` if there is none.
+pub(crate) fn read_process(pid: i32) -> Option<ProcessInfo> {
     parse_stat(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
@@ -98,7 +98,7 @@ fn walk(mut found: impl FnMut(&ProcessInfo)) -> usize {
     let mut others = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let Some(process) = look(pid) else { continue };
+        let Some(process) = read_process(pid) else { continue };
         if family.contains(&process.parent) {
             family.insert(pid);
             found(&process);
@@ -203,7 +203,7 @@ pub(crate) fn reap() -> Reaped {
 /// a thread: so it needs none.
 pub(crate) async fn end_all(kill_at: u64) {
     /// The polling interval: short compared with any grace, and cheap.
-    const LOOK_EVERY: Duration = Duration::from_millis(5);
+    const POLL_EVERY: Duration = Duration::from_millis(5);
     terminate_all();
     loop {
         match reap() {
@@ -214,7 +214,7 @@ pub(crate) async fn end_all(kill_at: u64) {
         if boot_now() >= kill_at {
             kill_all();
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
     }
 }
 
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn this_process_is_found_with_its_parent() {
-        let own = look(std::process::id().cast_signed()).unwrap();
+        let own = read_process(std::process::id().cast_signed()).unwrap();
         assert_eq!(own.parent, nix::unistd::getppid().as_raw());
         assert!(!own.is_stopped() && !own.is_zombie());
     }

@@ -1,13 +1,12 @@
-//! The witness: a process in the wrapper's process group whose pending signals are those that the group was
-//! sent.
+//! The witness: a process in the wrapper's process group, whose pending signals are those sent to the group.
 //!
 //! The kernel does not show a process whether a signal was sent to it alone or to its whole group. The
-//! wrapper must know it: a signal to the group has reached the command as well, and must not be relayed. The
+//! wrapper needs this: a signal to the group has reached the command as well, and must not be relayed. The
 //! witness has the wrapper's group and session, blocks all signals and does nothing, so its pending signals
 //! are the evidence. It ends with the wrapper.
 //!
-//! Its name and arguments do not contain the program's, and the guardian's neither, so that `pkill -f
-//! lockkeeper` does not look like a signal to the group or to all processes.
+//! Names and arguments of witness and guardian do not contain `lockkeeper`, so that `pkill -f lockkeeper`
+//! does not look like a signal to the group or to all processes.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -26,7 +25,7 @@ use super::protocol::FORWARDED;
 /// The first argument that makes this binary a witness. Internal: users never type it.
 pub(crate) const WITNESS_ARGUMENT: &str = "__witness";
 
-/// The wrapper's side. Dropping it ends the process.
+/// The wrapper's handle of the witness process. Dropping it ends the process.
 #[derive(Debug)]
 pub(crate) struct Witness {
     channel: AsyncFd<Channel>,
@@ -60,7 +59,7 @@ impl Witness {
 
 impl Drop for Witness {
     fn drop(&mut self) {
-        // It may be stopped together with its group, and would not notice the end of this channel.
+        // A witness that was stopped together with its group would not notice the end of this channel.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -28,7 +28,7 @@ pub(crate) struct NodeTraces {
 }
 
 impl NodeTraces {
-    /// Begins to send to the collector at this URL.
+    /// Starts sending to the collector at this URL.
     ///
     /// # Errors
     /// The collector can't be used, or a thread can't be started. A collector that is out of reach is no

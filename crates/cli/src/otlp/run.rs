@@ -30,7 +30,7 @@ impl RunTraces {
     /// Installs this process's subscriber, whose spans are sent to the collector at this URL.
     ///
     /// # Errors
-    /// Why they can't be.
+    /// Why the spans can't be sent.
     pub(crate) fn start(url: &str, report: fn(String)) -> Result<Self, String> {
         let exporter = CollectorExporter::new(url, report)?;
         let is_failing = exporter.is_failing.clone();

@@ -2,11 +2,11 @@
 
 use lockkeeper_cli::exit;
 
-use crate::support::{CommandExt, Ended, Place};
+use crate::support::{CommandExt, Ended, TestDir};
 
 fn advised(answers: &str, input: &str) -> Ended {
     let words: Vec<&str> = answers.split_whitespace().collect();
-    Place::new().bare([&["advise"], &words[..]].concat()).fed(input.as_bytes())
+    TestDir::new().bare([&["advise"], &words[..]].concat()).fed(input.as_bytes())
 }
 
 #[test]

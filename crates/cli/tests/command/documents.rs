@@ -7,7 +7,7 @@ use clap::CommandFactory;
 use lockkeeper_cli::args::Cli;
 use lockkeeper_cli::exit;
 
-use crate::support::Place;
+use crate::support::TestDir;
 
 /// One after the other.
 const PAGES: &str = concat!(
@@ -96,28 +96,28 @@ fn cli_page_lists_every_default() {
 
 #[test]
 fn every_command_has_help_with_an_example_or_a_page() {
-    let place = Place::new();
+    let test = TestDir::new();
     for command in Cli::command().get_subcommands() {
-        let help = place.ran(&format!("{} --help", command.get_name()));
+        let help = test.ran(&format!("{} --help", command.get_name()));
         assert_eq!((help.code, help.err.as_str()), (0, ""), "{}", command.get_name());
         assert!(help.out.contains("Usage: lockkeeper "), "{help:?}");
         assert!(help.out.contains("Example"), "no example: {}", help.out);
     }
-    assert_eq!(place.ran("--version").out, format!("lockkeeper {}\n", env!("CARGO_PKG_VERSION")));
-    assert_eq!(place.ran("").code, i32::from(exit::USAGE));
+    assert_eq!(test.ran("--version").out, format!("lockkeeper {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(test.ran("").code, i32::from(exit::USAGE));
 }
 
 #[test]
 fn completions_and_manual_pages_name_every_command() {
-    let place = Place::new();
-    assert_eq!(place.ran("man pages").code, 0);
-    std::fs::write(place.path("file"), "").unwrap();
-    place.ran("man file/pages").is_one_line(exit::CANNOT_CREATE, &["file/pages"]);
+    let test = TestDir::new();
+    assert_eq!(test.ran("man pages").code, 0);
+    std::fs::write(test.path("file"), "").unwrap();
+    test.ran("man file/pages").is_one_line(exit::CANNOT_CREATE, &["file/pages"]);
     for command in Cli::command().get_subcommands() {
         let name = command.get_name();
-        assert!(place.path(&format!("pages/lockkeeper-{name}.1")).exists(), "{name}");
+        assert!(test.path(&format!("pages/lockkeeper-{name}.1")).exists(), "{name}");
         for shell in ["bash", "zsh", "fish"] {
-            assert!(place.ran(&format!("completions {shell}")).out.contains(name), "{shell} {name}");
+            assert!(test.ran(&format!("completions {shell}")).out.contains(name), "{shell} {name}");
         }
     }
 }

@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::support::{Ended, PATIENCE, Place, wait_until};
+use crate::support::{Ended, PATIENCE, TestDir, wait_until};
 
 /// A running node. Killed on drop.
 pub(crate) struct Node {
@@ -28,7 +28,7 @@ pub(crate) struct Starting {
     log: PathBuf,
 }
 
-impl Place {
+impl TestDir {
     /// Starts a node with its data in `data` of this test directory, and waits until it serves.
     pub(crate) fn serve(&self, listen: &str) -> Node {
         self.serve_from("data", listen)

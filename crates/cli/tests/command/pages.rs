@@ -9,7 +9,7 @@ use lockkeeper_rig::Port;
 use serde_json::Value;
 
 use crate::node::Starting;
-use crate::support::{CommandExt, Place, wait_until};
+use crate::support::{CommandExt, TestDir, wait_until};
 
 const README: &str = include_str!("../../../../README.md");
 const SERVICE: &str = include_str!("../../../../docs/service.md");
@@ -40,8 +40,8 @@ fn readme_service_example_works() {
     let [call] = &calls(serve)[..] else { panic!("one call: {serve}") };
     assert_eq!(call[1..4], ["serve", "--data", "./locks"].map(OsString::from));
 
-    let place = Place::new();
-    let node = place.serve("127.0.0.1:0");
+    let test = TestDir::new();
+    let node = test.serve("127.0.0.1:0");
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_lockkeeper"));
     let path = std::env::join_paths(
         [program.parent().unwrap().to_owned()]
@@ -55,7 +55,7 @@ fn readme_service_example_works() {
         .args(["-ec", &client])
         .env("PATH", path.unwrap())
         .env_remove("LOCKKEEPER_URL")
-        .current_dir(place.path(""))
+        .current_dir(test.path(""))
         .ended();
     assert_eq!((ended.code, ended.err.as_str()), (0, ""), "{ended:?}");
     let first = ended.out.lines().next().unwrap();
@@ -94,7 +94,7 @@ fn operating_page_cluster_example_works() {
         page = page.replace(&written, &free);
     }
     let url = page.lines().find_map(|line| line.strip_prefix("export LOCKKEEPER_URL=")).unwrap();
-    let place = Place::new().over(url);
+    let test = TestDir::new().over(url);
 
     let mut starting = Vec::new();
     let mut nodes = Vec::new();
@@ -104,7 +104,7 @@ fn operating_page_cluster_example_works() {
         let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
         if words[1] == "serve" {
             let log = format!("log-{}", starting.len() + nodes.len());
-            let node = place.start(&[&words[2..], &["--segment-bytes", "1048576"]].concat(), &log);
+            let node = test.start(&[&words[2..], &["--segment-bytes", "1048576"]].concat(), &log);
             if words.contains(&"--join") {
                 let peers = words[1 + words.iter().position(|word| *word == "--peer-listen").unwrap()];
                 wait_until("it can be reached", || std::net::TcpStream::connect(peers).is_ok());
@@ -116,7 +116,7 @@ fn operating_page_cluster_example_works() {
         if nodes.is_empty() {
             nodes.extend(starting.drain(..).map(Starting::ready));
         }
-        let ended = place.lockkeeper(&words[1..]).ended();
+        let ended = test.lockkeeper(&words[1..]).ended();
         assert_eq!((ended.code, ended.err.as_str()), (0, ""), "{words:?}: {ended:?}");
         said.push(ended.out);
     }
@@ -124,7 +124,7 @@ fn operating_page_cluster_example_works() {
     assert_eq!(said[0], "it works\n");
     nodes.extend(starting.drain(..).map(Starting::ready));
 
-    let members: Value = serde_json::from_str(&place.ran("cluster status --json").out).unwrap();
+    let members: Value = serde_json::from_str(&test.ran("cluster status --json").out).unwrap();
     let ids: Vec<u64> =
         members["nodes"].as_array().unwrap().iter().map(|it| it["node"].as_u64().unwrap()).collect();
     assert_eq!(ids, [2, 3, 4], "{members}");
@@ -132,7 +132,7 @@ fn operating_page_cluster_example_works() {
     let ended = first.ended();
     assert_eq!(ended.code, i32::from(exit::CONFIG), "{ended:?}");
     assert!(ended.err.contains("node 1 was removed from the cluster, and ids never come back"), "{ended:?}");
-    assert_eq!(place.ran("run x -- true").code, 0, "the others go on");
+    assert_eq!(test.ran("run x -- true").code, 0, "the others go on");
 }
 
 /// Three nodes over TLS from an empty directory: runs every line of the page in order, with free ports.
@@ -145,20 +145,20 @@ fn operating_page_tls_example_works() {
     for (written, port) in &ports {
         page = page.replace(&format!("127.0.0.1:{written}"), &format!("127.0.0.1:{}", port.number()));
     }
-    let place = Place::new();
+    let test = TestDir::new();
     let calls = calls(&page);
     let words = |call: &[OsString]| -> Vec<String> {
         call.iter().map(|word| word.to_str().unwrap().to_owned()).collect()
     };
     let [init, one, two, three, run] = &calls[..] else { panic!("five commands: {page}") };
-    assert_eq!(place.bare(&init[1..]).ended().code, 0);
+    assert_eq!(test.bare(&init[1..]).ended().code, 0);
     let starting = [one, two, three].map(|call| {
         let words = words(call);
         let words: Vec<&str> = words[2..].iter().map(String::as_str).collect();
-        place.start(&words, &format!("{}.log", words[1]))
+        test.start(&words, &format!("{}.log", words[1]))
     });
     let _nodes = starting.map(Starting::ready);
-    let ended = place.bare(&run[1..]).ended();
+    let ended = test.bare(&run[1..]).ended();
     assert_eq!((ended.code, ended.out.as_str()), (0, "it works\n"), "{ended:?}");
 }
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The directory of a test, with its locks, data and outputs; removed after the test.
-pub(crate) struct Place {
+pub(crate) struct TestDir {
     directory: tempfile::TempDir,
     /// The lock service's URL, if it is not a lock directory in this test directory.
     locks: Option<String>,
@@ -22,7 +22,7 @@ pub(crate) struct Place {
     ports: Mutex<Vec<Port>>,
 }
 
-impl Place {
+impl TestDir {
     pub(crate) fn new() -> Self {
         Self { directory: tempfile::tempdir().unwrap(), locks: None, ports: Mutex::default() }
     }

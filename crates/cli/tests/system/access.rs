@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::node::Node;
-use crate::support::{CommandExt, Ended, Place, wait_until};
+use crate::support::{CommandExt, Ended, TestDir, wait_until};
 
 const PERMISSIONS: &str = r#"[groups]
 shop = ["billing"]
@@ -35,20 +35,20 @@ names = ["*"]
 /// Three nodes over TLS with tokens, permissions and an audit trail each; a token of `reports`, a certificate
 /// of `billing`.
 struct Shop {
-    place: Place,
+    test: TestDir,
     nodes: Vec<Node>,
 }
 
 impl Shop {
     fn open() -> Self {
-        let place = Place::new();
+        let test = TestDir::new();
         for made in ["tls init tls --nodes 3", "tls issue tls --client billing"] {
-            assert_eq!(place.ran(made).code, i32::from(OK));
+            assert_eq!(test.ran(made).code, i32::from(OK));
         }
-        let token = place.ran("token add reports --file tokens");
+        let token = test.ran("token add reports --file tokens");
         assert_eq!(token.code, i32::from(OK), "{token:?}");
-        std::fs::write(place.path("reports.token"), token.out).unwrap();
-        std::fs::write(place.path("permissions"), PERMISSIONS).unwrap();
+        std::fs::write(test.path("reports.token"), token.out).unwrap();
+        std::fs::write(test.path("permissions"), PERMISSIONS).unwrap();
         let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
         let list = (1..).zip(&ports).map(|(node, port)| format!("{node}=127.0.0.1:{}", port.number()));
         let list = list.collect::<Vec<_>>().join(",");
@@ -56,7 +56,7 @@ impl Shop {
         let starting: Vec<_> = (1..=3)
             .map(|node| {
                 let (listen, [cert, key]) =
-                    (place.address(), ["pem", "key"].map(|end| format!("tls/node-{node}.{end}")));
+                    (test.address(), ["pem", "key"].map(|end| format!("tls/node-{node}.{end}")));
                 let audit = format!("audit-{node}");
                 let options = [
                     ["--listen", &listen],
@@ -68,10 +68,10 @@ impl Shop {
                     ["--permissions", "permissions"],
                     ["--audit", &audit],
                 ];
-                place.begin(&format!("node{node}"), &options.concat())
+                test.begin(&format!("node{node}"), &options.concat())
             })
             .collect();
-        Self { place, nodes: starting.into_iter().map(crate::node::Starting::ready).collect() }
+        Self { test, nodes: starting.into_iter().map(crate::node::Starting::ready).collect() }
     }
 
     /// The URL of node `at` with the credentials of the client `who`.
@@ -87,11 +87,11 @@ impl Shop {
     /// Runs a command at node `at` with the credentials of the client `who`.
     fn ran(&self, at: usize, who: &str, command: &str) -> Ended {
         let url = self.url(at, who);
-        self.place.bare(command.split(' ').chain(["--locks", &url])).ended()
+        self.test.bare(command.split(' ').chain(["--locks", &url])).ended()
     }
 
     fn audited(&self, at: usize) -> Vec<Value> {
-        let text = std::fs::read_to_string(self.place.path(&format!("audit-{}", at + 1))).unwrap();
+        let text = std::fs::read_to_string(self.test.path(&format!("audit-{}", at + 1))).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
@@ -100,8 +100,8 @@ impl Shop {
         let reloads =
             |it: &Self, at: usize| it.audited(at).iter().filter(|line| line["what"] == "reload").count();
         let before: Vec<usize> = (0..3).map(|at| reloads(self, at)).collect();
-        std::fs::write(self.place.path("permissions.new"), text).unwrap();
-        std::fs::rename(self.place.path("permissions.new"), self.place.path("permissions")).unwrap();
+        std::fs::write(self.test.path("permissions.new"), text).unwrap();
+        std::fs::rename(self.test.path("permissions.new"), self.test.path("permissions")).unwrap();
         for (at, node) in self.nodes.iter().enumerate() {
             node.signal(Signal::SIGHUP);
             wait_until("the node reads its files", || reloads(self, at) > before[at]);
@@ -115,7 +115,7 @@ fn each_caller_may_do_what_the_permissions_say_at_any_node() {
     let shop = Shop::open();
     for at in 0..3 {
         let url = shop.url(at, "billing");
-        let holder = shop.place.bare(["run", "--locks", &url, "orders/42", "--", "sleep", "60"]).started();
+        let holder = shop.test.bare(["run", "--locks", &url, "orders/42", "--", "sleep", "60"]).started();
         let shown = || shop.ran(at, "reports", "show orders/42 --json").json();
         wait_until("billing holds the lock", || shown()["holds"][0]["identity"] == "billing");
         let token = shown()["holds"][0]["token"].clone();
@@ -152,7 +152,7 @@ fn acquires_are_denied_and_a_change_holds_for_new_requests_of_running_sessions()
     let shop = Shop::open();
     let run = |who: &str, name: &str| {
         let url = shop.url(0, who);
-        shop.place.bare(["run", "--locks", &url, name, "--", "true"]).ended()
+        shop.test.bare(["run", "--locks", &url, name, "--", "true"]).ended()
     };
     assert_eq!(run("billing", "orders/1").code, i32::from(OK));
     run("billing", "stock").is_one_line(PERMISSION, &["billing may not acquire `stock`"]);
@@ -167,10 +167,10 @@ fn acquires_are_denied_and_a_change_holds_for_new_requests_of_running_sessions()
 
     let url = shop.url(0, "billing");
     let holder =
-        shop.place.bare(["run", "--locks", &url, "--ttl", "3s", "orders/7", "--", "sleep", "60"]).started();
+        shop.test.bare(["run", "--locks", &url, "--ttl", "3s", "orders/7", "--", "sleep", "60"]).started();
     let holders = || shop.ran(0, "client", "show orders/7 --json").json()["holds"].as_array().unwrap().len();
     wait_until("billing holds the lock", || holders() == 1);
-    let mut watch = shop.place.bare(["watch", "orders", "--locks", &url]).started();
+    let mut watch = shop.test.bare(["watch", "orders", "--locks", &url]).started();
     let mut first = String::new();
     BufReader::new(watch.child_mut().stdout.as_mut().unwrap()).read_line(&mut first).unwrap();
     assert!(first.contains("orders/7"), "{first}");
@@ -185,13 +185,13 @@ fn acquires_are_denied_and_a_change_holds_for_new_requests_of_running_sessions()
     assert_eq!(holder.ended().code, i32::from(LOST));
     run("billing", "orders/8").is_one_line(PERMISSION, &["billing may do nothing"]);
     // A file that can't be used changes nothing.
-    std::fs::write(shop.place.path("permissions"), "[[allow").unwrap();
+    std::fs::write(shop.test.path("permissions"), "[[allow").unwrap();
     shop.nodes[0].signal(Signal::SIGHUP);
     let failed = || shop.audited(0).iter().any(|line| line["result"] == "failed");
     wait_until("the file is read", failed);
     assert_eq!(run("client", "orders/8").code, i32::from(OK));
     // Only this node's differ from the others' until they read the same.
-    std::fs::write(shop.place.path("permissions"), format!("{PERMISSIONS}\n# later\n")).unwrap();
+    std::fs::write(shop.test.path("permissions"), format!("{PERMISSIONS}\n# later\n")).unwrap();
     shop.nodes[0].signal(Signal::SIGHUP);
     let status = || shop.ran(0, "client", "cluster status --json").json()["warnings"].to_string();
     wait_until("the difference is seen", || status().contains("different files of permissions"));
@@ -206,10 +206,10 @@ fn quotas_are_errors_that_say_how_much_there_is_and_change_with_the_file() {
     };
     let run = |at: usize, who: &str, name: &str| {
         let url = shop.url(at, who);
-        shop.place.bare(["run", "--locks", &url, name, "--", "true"]).ended()
+        shop.test.bare(["run", "--locks", &url, name, "--", "true"]).ended()
     };
     let url = shop.url(0, "billing");
-    let holder = shop.place.bare(["run", "--locks", &url, "orders/1", "--", "sleep", "60"]).started();
+    let holder = shop.test.bare(["run", "--locks", &url, "orders/1", "--", "sleep", "60"]).started();
     let shown = || shop.ran(0, "reports", "show orders/1 --json").json();
     wait_until("billing holds the lock", || shown()["holds"].as_array().is_some_and(|it| it.len() == 1));
     shop.permits(&quota(1));
@@ -225,9 +225,9 @@ fn quotas_are_errors_that_say_how_much_there_is_and_change_with_the_file() {
     shop.permits(&quota(2));
     let ran = run(0, "billing", "orders/2");
     assert_eq!(ran.code, i32::from(OK), "{ran:?}");
-    let printed = shop.place.ran("access quota billing --file permissions");
+    let printed = shop.test.ran("access quota billing --file permissions");
     assert!(printed.out.contains("holds and waiters: 2\n"), "{printed:?}");
-    let json = shop.place.ran("access quota reports --file permissions --json").json();
+    let json = shop.test.ran("access quota reports --file permissions --json").json();
     assert_eq!((&json["line"], &json["requests"]), (&Value::Null, &Value::Null), "{json}");
     // The rate counts at each node.
     shop.permits(&format!("{PERMISSIONS}\n[[quota]]\nwho = [\"billing\"]\nrequests-per-second = 1\n"));
@@ -246,12 +246,12 @@ fn quotas_are_errors_that_say_how_much_there_is_and_change_with_the_file() {
 fn removed_token_ends_the_watches_of_its_owner_at_every_node() {
     let shop = Shop::open();
     let held = shop.url(0, "client");
-    let holder = shop.place.bare(["run", "--locks", &held, "orders/1", "--", "sleep", "60"]).started();
+    let holder = shop.test.bare(["run", "--locks", &held, "orders/1", "--", "sleep", "60"]).started();
     wait_until("it is held", || shop.ran(0, "reports", "ls orders").out.contains("orders/1"));
     let watches: Vec<_> = (0..3)
         .map(|at| {
             let mut watch =
-                shop.place.bare(["watch", "orders", "--locks", &shop.url(at, "reports")]).started();
+                shop.test.bare(["watch", "orders", "--locks", &shop.url(at, "reports")]).started();
             let mut first = String::new();
             BufReader::new(watch.child_mut().stdout.as_mut().unwrap()).read_line(&mut first).unwrap();
             assert!(first.contains("orders/1"), "{first}");
@@ -259,8 +259,8 @@ fn removed_token_ends_the_watches_of_its_owner_at_every_node() {
         })
         .collect();
     // Another token of the same name is another token.
-    assert_eq!(shop.place.ran("token remove reports --file tokens").code, i32::from(OK));
-    assert_eq!(shop.place.ran("token add reports --file tokens").code, i32::from(OK));
+    assert_eq!(shop.test.ran("token remove reports --file tokens").code, i32::from(OK));
+    assert_eq!(shop.test.ran("token add reports --file tokens").code, i32::from(OK));
     for (at, watch) in watches.into_iter().enumerate() {
         shop.nodes[at].signal(Signal::SIGHUP);
         watch.ended().is_one_line(PERMISSION, &["reports may do nothing: its token was removed"]);
@@ -272,71 +272,70 @@ fn removed_token_ends_the_watches_of_its_owner_at_every_node() {
 
 #[test]
 fn token_of_a_plain_node_identifies_too_and_can_be_removed() {
-    let place = Place::new();
-    let token = place.ran("token add reports --file tokens");
-    std::fs::write(place.path("reports.token"), &token.out).unwrap();
-    std::fs::write(place.path("permissions"), PERMISSIONS).unwrap();
-    let listen = place.address();
-    let node = place
+    let test = TestDir::new();
+    let token = test.ran("token add reports --file tokens");
+    std::fs::write(test.path("reports.token"), &token.out).unwrap();
+    std::fs::write(test.path("permissions"), PERMISSIONS).unwrap();
+    let listen = test.address();
+    let node = test
         .begin("node", &["--listen", &listen, "--tokens", "tokens", "--permissions", "permissions"])
         .ready();
     let ls = |more: &str| {
         let url = format!("{}{more}", node.url());
-        place.bare(["ls", "--locks", &url]).ended()
+        test.bare(["ls", "--locks", &url]).ended()
     };
     assert_eq!(ls("?token-file=reports.token").code, i32::from(OK));
     let by_variable = format!("{}?token-env=SHOP_TOKEN", node.url());
-    let mut by_variable = place.bare(["ls", "--locks", &by_variable]);
+    let mut by_variable = test.bare(["ls", "--locks", &by_variable]);
     assert_eq!(by_variable.env("SHOP_TOKEN", token.out.trim()).ended().code, i32::from(OK));
     ls("").is_one_line(PERMISSION, &["anonymous may do nothing here"]);
-    std::fs::write(place.path("wrong.token"), token.out.replace(".reports.", ".nobody.")).unwrap();
+    std::fs::write(test.path("wrong.token"), token.out.replace(".reports.", ".nobody.")).unwrap();
     ls("?token-file=wrong.token").is_one_line(PERMISSION, &["does not know the token"]);
-    assert_eq!(place.ran("token remove reports --file tokens").code, i32::from(OK));
+    assert_eq!(test.ran("token remove reports --file tokens").code, i32::from(OK));
     node.signal(Signal::SIGHUP);
     wait_until("the token is refused", || ls("?token-file=reports.token").code == i32::from(PERMISSION));
 }
 
 #[test]
 fn token_file_is_made_listed_and_never_has_a_token() {
-    let place = Place::new();
-    let made = place.ran("token add billing --file tokens");
+    let test = TestDir::new();
+    let made = test.ran("token add billing --file tokens");
     let token = made.out.trim().to_owned();
     assert!(made.err.is_empty() && token.starts_with("lkt.billing."), "{made:?}");
     let secret = token.rsplit_once('.').unwrap().1;
-    assert!(!std::fs::read_to_string(place.path("tokens")).unwrap().contains(secret));
-    place
-        .ran("token add billing --file tokens")
+    assert!(!std::fs::read_to_string(test.path("tokens")).unwrap().contains(secret));
+    test.ran("token add billing --file tokens")
         .is_one_line(CANNOT_CREATE, &["has a token of `billing` already"]);
     for name in ["a:b", "Müller"] {
-        place.ran(&format!("token add {name} --file tokens")).is_one_line(USAGE, &["ASCII characters only"]);
+        test.ran(&format!("token add {name} --file tokens")).is_one_line(USAGE, &["ASCII characters only"]);
     }
-    assert_eq!(place.ran("token add reports --file tokens").code, i32::from(OK));
-    assert_eq!(place.ran("token list --file tokens").out, "billing\nreports\n");
-    place.ran("token remove nobody --file tokens").is_one_line(NO, &["has no token of `nobody`"]);
-    assert_eq!(place.ran("token remove billing --file tokens").code, i32::from(OK));
-    assert_eq!(place.ran("token list --file tokens --json").json()[0]["name"], "reports");
+    assert_eq!(test.ran("token add reports --file tokens").code, i32::from(OK));
+    assert_eq!(test.ran("token list --file tokens").out, "billing\nreports\n");
+    test.ran("token remove nobody --file tokens").is_one_line(NO, &["has no token of `nobody`"]);
+    assert_eq!(test.ran("token remove billing --file tokens").code, i32::from(OK));
+    assert_eq!(test.ran("token list --file tokens --json").json()[0]["name"], "reports");
     // Through a link, the file that it names is changed, and keeps its owner and mode.
-    let file = place.path("tokens");
+    let file = test.path("tokens");
     let of = |path: &Path| std::fs::metadata(path).map(|it| (it.uid(), it.gid(), it.mode())).unwrap();
     if nix::unistd::Uid::effective().is_root() {
         std::os::unix::fs::chown(&file, Some(1234), Some(1234)).unwrap();
     }
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).unwrap();
     let before = of(&file);
-    std::os::unix::fs::symlink(&file, place.path("link")).unwrap();
-    assert_eq!(place.ran("token add third --file link").code, i32::from(OK));
-    assert!(std::fs::symlink_metadata(place.path("link")).unwrap().is_symlink());
+    std::os::unix::fs::symlink(&file, test.path("link")).unwrap();
+    assert_eq!(test.ran("token add third --file link").code, i32::from(OK));
+    assert!(std::fs::symlink_metadata(test.path("link")).unwrap().is_symlink());
     assert_eq!(
-        (place.ran("token list --file tokens").out, of(&file)),
+        (test.ran("token list --file tokens").out, of(&file)),
         ("reports\nthird\n".to_owned(), before)
     );
 }
 
 #[test]
 fn access_check_answers_with_the_line_that_decides() {
-    let place = Place::new();
-    std::fs::write(place.path("permissions"), format!("revoked = [\"old\"]\n\n{PERMISSIONS}")).unwrap();
-    let check = |what: &str| place.ran(&format!("access check {what} --file permissions"));
+    let test = TestDir::new();
+    std::fs::write(test.path("permissions"), format!("revoked = [\"old\"]\n\n{PERMISSIONS}")).unwrap();
+    let check = |what: &str| test.ran(&format!("access check {what} --file permissions"));
     let allowed = check("billing acquire orders/42");
     assert_eq!(allowed.code, i32::from(OK));
     assert_eq!(
@@ -351,6 +350,6 @@ fn access_check_answers_with_the_line_that_decides() {
     assert_eq!(revoked.out, "denied: line 1 of `permissions` revokes the client: revoked = [\"old\"]\n");
     assert_eq!(check("client admin --json").json()["line"], 16);
     check("client admin orders").is_one_line(USAGE, &["`admin` is about the whole service"]);
-    std::fs::write(place.path("permissions"), "\nallow = 3").unwrap();
+    std::fs::write(test.path("permissions"), "\nallow = 3").unwrap();
     check("a read").is_one_line(CONFIG, &["`permissions` can't be used: line 2"]);
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockkeeper_rig::find;
 
 use crate::node::Node;
-use crate::support::{CommandExt, Place};
+use crate::support::{CommandExt, TestDir};
 
 /// A browser beside other tests on two cores takes its time.
 const BROWSER_PATIENCE: Duration = Duration::from_secs(240);
@@ -33,15 +33,15 @@ fn run(script: &str, words: &[&str]) {
 
 #[test]
 fn console_shows_locks_as_they_change_and_breaks_holds() {
-    let place = Place::new();
-    let node = place.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
+    let test = TestDir::new();
+    let node = test.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
     run("console.mjs", &[&node.http()]);
 }
 
 #[test]
 fn console_of_a_follower_shows_the_cluster() {
-    let place = Place::new();
-    let (nodes, _ports) = place.begin_three();
+    let test = TestDir::new();
+    let (nodes, _ports) = test.begin_three();
     let status = |node: &Node| {
         let ended = Command::new("curl").args(["-sS", &format!("{}/v1/status", node.http())]).ended();
         serde_json::from_str::<serde_json::Value>(&ended.out).unwrap()
@@ -52,29 +52,29 @@ fn console_of_a_follower_shows_the_cluster() {
 
 #[test]
 fn console_asks_for_a_token_and_shows_what_its_owner_may_see() {
-    let place = Place::new();
-    let made = place.ran("token add shop --file tokens");
+    let test = TestDir::new();
+    let made = test.ran("token add shop --file tokens");
     assert_eq!(made.code, 0, "{made:?}");
     std::fs::write(
-        place.path("permissions.toml"),
+        test.path("permissions.toml"),
         "[[allow]]\nwho = [\"shop\"]\nactions = [\"acquire\", \"read\"]\nnames = [\"orders\"]\n",
     )
     .unwrap();
     let files = ["--tokens", "tokens", "--permissions", "permissions.toml"];
     let ports = ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"];
-    let node = place.begin("data", &[files, ports].concat()).ready();
+    let node = test.begin("data", &[files, ports].concat()).ready();
     run("sign-in.mjs", &[&node.http(), made.out.trim()]);
 }
 
 /// Every story is played to its end with every fence, and ends as the command says.
 #[test]
 fn hazards_are_played_to_their_ends() {
-    let place = Place::new();
-    let node = place.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
-    let stories = place.ran("explain --json");
-    std::fs::write(place.path("stories"), &stories.out).unwrap();
-    let page = place.ran("explain --html");
-    std::fs::write(place.path("page.html"), &page.out).unwrap();
-    let [stories, page] = ["stories", "page.html"].map(|name| place.path(name).display().to_string());
+    let test = TestDir::new();
+    let node = test.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
+    let stories = test.ran("explain --json");
+    std::fs::write(test.path("stories"), &stories.out).unwrap();
+    let page = test.ran("explain --html");
+    std::fs::write(test.path("page.html"), &page.out).unwrap();
+    let [stories, page] = ["stories", "page.html"].map(|name| test.path(name).display().to_string());
     run("hazard.mjs", &[&node.http(), &stories, &page]);
 }

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::node::{Node, Starting};
-use crate::support::{CommandExt, Ended, Place, wait_until};
+use crate::support::{CommandExt, Ended, TestDir, wait_until};
 
 /// A node's address for other nodes, on this port.
 fn peers(port: &Port) -> String {
@@ -16,17 +16,17 @@ fn peers(port: &Port) -> String {
 }
 
 /// A cluster of one node that other nodes can join, and a test directory whose commands use its locks.
-fn first(port: &Port, more: &[&str]) -> (Place, Node) {
-    let place = Place::new();
+fn first(port: &Port, more: &[&str]) -> (TestDir, Node) {
+    let test = TestDir::new();
     let address = peers(port);
-    let listen = place.address();
+    let listen = test.address();
     let options = [&["--listen", &listen, "--node", "1", "--peer-listen", &address], more].concat();
-    let node = place.begin("node1", &options).ready();
+    let node = test.begin("node1", &options).ready();
     let url = node.url();
-    (place.over(&url), node)
+    (test.over(&url), node)
 }
 
-impl Place {
+impl TestDir {
     /// Starts a node that waits to be added to the cluster. `at` is its own port for peers, `to` that of a
     /// member.
     fn joins(&self, node: u64, at: &Port, to: &Port) -> Starting {
@@ -83,31 +83,31 @@ fn is_refused(ended: &Ended, words: &[&str]) {
 #[test]
 fn cluster_grows_from_one_node_to_three_and_the_first_one_is_removed() {
     let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
-    let (place, one) = first(&ports[0], &["--segment-bytes", "1048576"]);
-    let holder = place.holder("kept", &["--ttl", "12s"]);
-    let two = place.grown(2, &ports[1], &ports[0]);
-    let three = place.grown(3, &ports[2], &ports[1]);
-    let status = place.status();
+    let (test, one) = first(&ports[0], &["--segment-bytes", "1048576"]);
+    let holder = test.holder("kept", &["--ttl", "12s"]);
+    let two = test.grown(2, &ports[1], &ports[0]);
+    let three = test.grown(3, &ports[2], &ports[1]);
+    let status = test.status();
     assert_eq!(parts(&status), [(1, "voter"), (2, "voter"), (3, "voter")]);
     assert_eq!((&status["leader"], &status["removed"]), (&Value::from(1), &Value::from(Vec::<u64>::new())));
 
-    let to_three = place.ran("cluster transfer --to 3");
+    let to_three = test.ran("cluster transfer --to 3");
     assert_eq!((to_three.code, to_three.out.as_str()), (i32::from(OK), "node 3 leads\n"), "{to_three:?}");
     // The request is sent to node 1, which forwards it to the leader. The removed node is not the leader.
-    let removed = place.ran("cluster remove 1");
+    let removed = test.ran("cluster remove 1");
     assert_eq!(removed.code, i32::from(OK), "{removed:?}");
     let ended = one.ended();
     assert_eq!(ended.code, i32::from(CONFIG), "{ended:?}");
     assert!(ended.err.contains("node 1 was removed from the cluster"), "{ended:?}");
 
-    let place = place.over(&format!("{},{}", two.url(), three.listening()));
-    let status = place.status();
+    let test = test.over(&format!("{},{}", two.url(), three.listening()));
+    let status = test.status();
     assert_eq!(parts(&status), [(2, "voter"), (3, "voter")]);
     assert_eq!(status["removed"], Value::from(vec![1]));
-    assert_eq!(place.shown("kept")["holds"][0]["token"], holder.token);
-    let again = place.ran(&format!("cluster add 1={}", peers(&ports[0])));
+    assert_eq!(test.shown("kept")["holds"][0]["token"], holder.token);
+    let again = test.ran(&format!("cluster add 1={}", peers(&ports[0])));
     is_refused(&again, &["node 1 was removed", "never used", "`--node 4`"]);
-    let gone = place.ran("cluster remove 1");
+    let gone = test.ran("cluster remove 1");
     assert_eq!(gone.code, i32::from(OK), "asked once more: {gone:?}");
 }
 
@@ -115,20 +115,20 @@ fn cluster_grows_from_one_node_to_three_and_the_first_one_is_removed() {
 #[test]
 fn restarted_node_forwards_calls_to_a_leader_that_joined_later() {
     let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
-    let (place, one) = first(&ports[0], &[]);
-    let two = place.grown(2, &ports[1], &ports[0]);
+    let (test, one) = first(&ports[0], &[]);
+    let two = test.grown(2, &ports[1], &ports[0]);
     let both = format!("{},{}", one.url(), two.listening());
-    let backup = place.ran("backup locks --json");
+    let backup = test.ran("backup locks --json");
     assert_eq!(backup.code, i32::from(OK), "{backup:?}");
     let listen = one.listening();
     one.kill();
-    let one = place.begin("node1", &["--listen", &listen, "--peer-listen", &peers(&ports[0])]).ready();
-    let place = place.over(&both);
-    let to_two = place.ran("cluster transfer --to 2");
+    let one = test.begin("node1", &["--listen", &listen, "--peer-listen", &peers(&ports[0])]).ready();
+    let test = test.over(&both);
+    let to_two = test.ran("cluster transfer --to 2");
     assert_eq!((to_two.code, to_two.out.as_str()), (i32::from(OK), "node 2 leads\n"), "{to_two:?}");
-    let place = place.over(&one.url());
+    let test = test.over(&one.url());
     for line in ["ls --json", "set-limit gpu 4"] {
-        let passed = place.ran(line);
+        let passed = test.ran(line);
         assert_eq!((passed.code, passed.err.as_str()), (i32::from(OK), ""), "{line}: {passed:?}");
     }
 }
@@ -138,35 +138,35 @@ fn restarted_node_forwards_calls_to_a_leader_that_joined_later() {
 #[test]
 fn leader_can_be_removed() {
     let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
-    let (place, one) = first(&ports[0], &["--segment-bytes", "1048576"]);
-    let two = place.grown(2, &ports[1], &ports[0]);
-    let three = place.grown(3, &ports[2], &ports[0]);
+    let (test, one) = first(&ports[0], &["--segment-bytes", "1048576"]);
+    let two = test.grown(2, &ports[1], &ports[0]);
+    let three = test.grown(3, &ports[2], &ports[0]);
     // The client's address list contains only the node that is to be removed.
-    let removed = place.ran("cluster remove 1 --json");
+    let removed = test.ran("cluster remove 1 --json");
     assert_eq!(removed.out.trim(), r#"{"node":1,"removed":true}"#, "{removed:?}");
-    let place = place.over(&format!("{},{}", two.url(), three.listening()));
+    let test = test.over(&format!("{},{}", two.url(), three.listening()));
     assert_eq!(one.ended().code, i32::from(CONFIG));
-    assert_eq!(parts(&place.status()), [(2, "voter"), (3, "voter")]);
+    assert_eq!(parts(&test.status()), [(2, "voter"), (3, "voter")]);
 }
 
 #[test]
 fn refused_membership_changes_name_the_remedy() {
     let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
-    let (place, _one) = first(&ports[0], &["--segment-bytes", "1048576"]);
-    is_refused(&place.ran("cluster remove 1"), &["only voter", "Add another node first"]);
-    is_refused(&place.ran("cluster remove 7"), &["node 7 is no member", "lockkeeper cluster status"]);
-    is_refused(&place.ran("cluster transfer --to 7"), &["node 7 is no voter"]);
-    is_refused(&place.ran("cluster transfer"), &["no other voter answers"]);
+    let (test, _one) = first(&ports[0], &["--segment-bytes", "1048576"]);
+    is_refused(&test.ran("cluster remove 1"), &["only voter", "Add another node first"]);
+    is_refused(&test.ran("cluster remove 7"), &["node 7 is no member", "lockkeeper cluster status"]);
+    is_refused(&test.ran("cluster transfer --to 7"), &["node 7 is no voter"]);
+    is_refused(&test.ran("cluster transfer"), &["no other voter answers"]);
     let nobody = format!("cluster add 2={}", peers(&ports[1]));
-    is_refused(&place.ran(&nobody), &["does not answer", "serve --node 2", "--join"]);
-    let waits = place.joins(3, &ports[2], &ports[0]);
+    is_refused(&test.ran(&nobody), &["does not answer", "serve --node 2", "--join"]);
+    let waits = test.joins(3, &ports[2], &ports[0]);
     let another = format!("cluster add 2={}", peers(&ports[2]));
-    is_refused(&place.ran(&another), &["this is node 3, node 2 was asked for"]);
-    is_refused(&place.ran("cluster add 2=nowhere"), &["HOST:PORT"]);
+    is_refused(&test.ran(&another), &["this is node 3, node 2 was asked for"]);
+    is_refused(&test.ran("cluster add 2=nowhere"), &["HOST:PORT"]);
     drop(waits);
 
     // The cluster of a node without `--peer-listen` can't be joined.
-    let lonely = Place::new();
+    let lonely = TestDir::new();
     let node = lonely.begin("node1", &["--listen", "127.0.0.1:0", "--segment-bytes", "1048576"]).ready();
     let url = node.url();
     let lonely = lonely.over(&url);
@@ -179,40 +179,40 @@ fn refused_membership_changes_name_the_remedy() {
 fn new_node_receives_a_snapshot_if_the_log_was_truncated() {
     let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
     let options = ["--segment-bytes", "65536", "--snapshot-after", "100000"];
-    let (place, one) = first(&ports[0], &options);
-    let limit = |name: &str, place: &Place| {
-        let ended = place.ran(&format!("set-limit {name} 7"));
+    let (test, one) = first(&ports[0], &options);
+    let limit = |name: &str, test: &TestDir| {
+        let ended = test.ran(&format!("set-limit {name} 7"));
         assert_eq!(ended.code, i32::from(OK), "{ended:?}");
     };
-    limit("before", &place);
-    let load = place.ran("bench --clients 32 --seconds 2 --json");
+    limit("before", &test);
+    let load = test.ran("bench --clients 32 --seconds 2 --json");
     assert_eq!(load.code, i32::from(OK), "{load:?}");
     // A restart drops the log entries that the node kept in memory.
     let listening = one.listening();
     assert_eq!(one.stopped(Signal::SIGTERM).code, i32::from(OK));
     let at = peers(&ports[0]);
     let again = [&["--listen", &listening, "--node", "1", "--peer-listen", &at], &options[..]].concat();
-    let one = place.begin("node1", &again).ready();
-    limit("after", &place);
+    let one = test.begin("node1", &again).ready();
+    limit("after", &test);
 
-    let two = place.grown(2, &ports[1], &ports[0]);
+    let two = test.grown(2, &ports[1], &ports[0]);
     assert!(two.log().contains("node 1 sends a snapshot"), "{}", two.log());
-    let led = place.ran("cluster transfer --to 2");
+    let led = test.ran("cluster transfer --to 2");
     assert_eq!(led.out, "node 2 leads\n", "{led:?}");
-    assert_eq!((&place.shown("before")["permits"], &place.shown("after")["permits"]), (&7.into(), &7.into()));
+    assert_eq!((&test.shown("before")["permits"], &test.shown("after")["permits"]), (&7.into(), &7.into()));
     // The new node restarts from the snapshot that it has received.
     let (listening, at) = (two.listening(), peers(&ports[1]));
     two.kill();
-    let two = place.begin("node2", &["--listen", &listening, "--node", "2", "--peer-listen", &at]).ready();
+    let two = test.begin("node2", &["--listen", &listening, "--node", "2", "--peer-listen", &at]).ready();
     wait_until("both are up to date", || {
-        let status = place.status();
+        let status = test.status();
         status["nodes"]
             .as_array()
             .unwrap()
             .iter()
             .all(|node| node["matched"] == status["last"] && node["answers"] == true)
     });
-    assert_eq!(place.shown("before")["permits"], 7);
+    assert_eq!(test.shown("before")["permits"], 7);
     drop((one, two));
 }
 
@@ -221,18 +221,18 @@ fn new_node_receives_a_snapshot_if_the_log_was_truncated() {
 #[test]
 fn single_node_cluster_can_be_extended_later() {
     let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
-    let place = Place::new();
-    let listen = place.address();
+    let test = TestDir::new();
+    let listen = test.address();
     let alone = ["--listen", &listen, "--segment-bytes", "1048576"];
-    let one = place.begin("node1", &alone).ready();
+    let one = test.begin("node1", &alone).ready();
     assert_eq!(one.stopped(Signal::SIGTERM).code, i32::from(OK));
     let peers_one = peers(&ports[0]);
-    let one = place.begin("node1", &[&alone[..], &["--peer-listen", &peers_one]].concat()).ready();
+    let one = test.begin("node1", &[&alone[..], &["--peer-listen", &peers_one]].concat()).ready();
     let url = one.url();
-    let place = place.over(&url);
-    let limit = place.ran("set-limit before 7");
+    let test = test.over(&url);
+    let limit = test.ran("set-limit before 7");
     assert_eq!(limit.code, i32::from(OK), "{limit:?}");
-    let two = place.grown(2, &ports[1], &ports[0]);
+    let two = test.grown(2, &ports[1], &ports[0]);
     let both = format!("{url},{}", two.listening());
     // Both nodes are restarted and reconnect.
     let peers_two = peers(&ports[1]);
@@ -242,42 +242,42 @@ fn single_node_cluster_can_be_extended_later() {
     // connect, and node 1 would wait for ever; so the start is refused.
     let as_before = [&["serve", "--data", "node1"], &alone[..]].concat();
     let words = ["node1`", "node 1", "(node 2)", "--peer-listen HOST:PORT"];
-    place.bare(as_before).ended().is_one_line(USAGE, &words);
-    let one = place.begin("node1", &["--listen", &listen, "--peer-listen", &peers_one]);
-    let two = place.begin("node2", &["--listen", "127.0.0.1:0", "--node", "2", "--peer-listen", &peers_two]);
+    test.bare(as_before).ended().is_one_line(USAGE, &words);
+    let one = test.begin("node1", &["--listen", &listen, "--peer-listen", &peers_one]);
+    let two = test.begin("node2", &["--listen", "127.0.0.1:0", "--node", "2", "--peer-listen", &peers_two]);
     let (_one, two) = (one.ready(), two.ready());
-    let place = place.over(&format!("{both},{}", two.listening()));
-    assert_eq!(place.shown("before")["permits"], 7);
+    let test = test.over(&format!("{both},{}", two.listening()));
+    assert_eq!(test.shown("before")["permits"], 7);
 }
 
 /// A restore creates a cluster of one node, at any address; a backup can be requested from any node.
 #[test]
 fn nodes_join_a_restored_cluster_and_a_follower_serves_the_next_backup() {
     let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
-    let (place, old) = first(&ports[0], &["--segment-bytes", "1048576"]);
-    assert_eq!(place.ran("set-limit gpu 4").code, i32::from(OK));
-    let held = place.holder("orders/42", &["--lock-delay", "5m"]);
-    assert_eq!(place.ran("backup locks").code, i32::from(OK));
+    let (test, old) = first(&ports[0], &["--segment-bytes", "1048576"]);
+    assert_eq!(test.ran("set-limit gpu 4").code, i32::from(OK));
+    let held = test.holder("orders/42", &["--lock-delay", "5m"]);
+    assert_eq!(test.ran("backup locks").code, i32::from(OK));
     old.kill();
-    let restored = place.ran("restore locks --data node5 --node 5");
+    let restored = test.ran("restore locks --data node5 --node 5");
     assert_eq!((restored.code, restored.err.as_str()), (i32::from(OK), ""), "{restored:?}");
 
     let address = peers(&ports[0]);
     let options =
         ["--listen", "127.0.0.1:0", "--node", "5", "--peer-listen", &address, "--segment-bytes", "1048576"];
-    let five = place.begin("node5", &options).ready();
-    let place = place.over(&five.url());
-    let status = place.status();
+    let five = test.begin("node5", &options).ready();
+    let test = test.over(&five.url());
+    let status = test.status();
     let own = &status["nodes"][0];
     assert_eq!(own["peer_address"], address, "{own}");
     assert_eq!(own["client_address"], five.listening(), "{own}");
-    let six = place.grown(6, &ports[1], &ports[0]);
-    assert_eq!(parts(&place.status()), [(5, "voter"), (6, "voter")]);
+    let six = test.grown(6, &ports[1], &ports[0]);
+    assert_eq!(parts(&test.status()), [(5, "voter"), (6, "voter")]);
 
-    let place = place.over(&six.url());
-    assert_eq!(place.shown("gpu")["permits"], 4);
-    assert_eq!(place.shown("orders/42")["holds"][0]["state"], "closed");
-    let next = place.ran("backup next --json");
+    let test = test.over(&six.url());
+    assert_eq!(test.shown("gpu")["permits"], 4);
+    assert_eq!(test.shown("orders/42")["holds"][0]["state"], "closed");
+    let next = test.ran("backup next --json");
     assert_eq!((next.code, next.err.as_str()), (i32::from(OK), ""), "{next:?}");
     let next: Value = serde_json::from_str(&next.out).unwrap();
     assert_eq!(next["node"], 5, "the leader's, by way of a follower");
@@ -289,14 +289,14 @@ fn nodes_join_a_restored_cluster_and_a_follower_serves_the_next_backup() {
 #[test]
 fn founding_node_is_ready_for_systemd_and_says_what_it_waits_for() {
     let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
-    let place = Place::new();
-    let (log, notified) = (place.path("log"), place.path("notified"));
+    let test = TestDir::new();
+    let (log, notified) = (test.path("log"), test.path("notified"));
     let socket = std::os::unix::net::UnixDatagram::bind(&notified).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     let list = format!("1={},2={}", peers(&ports[0]), peers(&ports[1]));
-    let listen = place.address();
+    let listen = test.address();
     let words = ["serve", "--data", "node1", "--node", "1", "--listen", &listen, "--cluster", &list];
-    let mut command = place.lockkeeper(words);
+    let mut command = test.lockkeeper(words);
     let mut node =
         command.env("NOTIFY_SOCKET", &notified).stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
     let hear = || {
@@ -322,9 +322,9 @@ fn arguments_of_the_kubernetes_pods_start_a_cluster() {
     let lines = lines.take_while(|line| line.starts_with(['-', '#']));
     let args: Vec<&str> = lines.filter_map(|line| line.strip_prefix("- ")).collect();
     assert_eq!(args[..2], ["serve", "--data=/data"], "{args:?}");
-    let place = Place::new();
+    let test = TestDir::new();
     let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
-    let listens: Vec<String> = (0..3).map(|_| place.address()).collect();
+    let listens: Vec<String> = (0..3).map(|_| test.address()).collect();
     let nodes: Vec<Starting> = (0..3)
         .map(|node| {
             let local = |arg: &str| {
@@ -339,12 +339,12 @@ fn arguments_of_the_kubernetes_pods_start_a_cluster() {
             };
             let options: Vec<String> = args[2..].iter().map(|arg| local(arg)).collect();
             let options: Vec<&str> = options.iter().map(String::as_str).collect();
-            place.begin(&format!("node{node}"), &options)
+            test.begin(&format!("node{node}"), &options)
         })
         .collect();
     let nodes: Vec<Node> = nodes.into_iter().map(Starting::ready).collect();
-    let place = place.over(&format!("lockkeeper://{}", listens.join(",")));
-    assert_eq!(place.ran("run x -- true").code, i32::from(OK));
-    assert_eq!(parts(&place.status()), [(1, "voter"), (2, "voter"), (3, "voter")]);
+    let test = test.over(&format!("lockkeeper://{}", listens.join(",")));
+    assert_eq!(test.ran("run x -- true").code, i32::from(OK));
+    assert_eq!(parts(&test.status()), [(1, "voter"), (2, "voter"), (3, "voter")]);
     drop(nodes);
 }

@@ -61,17 +61,17 @@ fn is_complete(prefix: &Path) {
 
 #[test]
 fn release_installs_from_an_archive_and_from_a_package() {
-    let place = TempDir::new().unwrap();
-    let [archive, package] = release(&place.path().join("out"));
+    let test = TempDir::new().unwrap();
+    let [archive, package] = release(&test.path().join("out"));
 
-    let unpacked = place.path().join("unpacked");
+    let unpacked = test.path().join("unpacked");
     std::fs::create_dir(&unpacked).unwrap();
     ran(Command::new("tar").arg("--extract").arg("--file").arg(archive).arg("--directory").arg(&unpacked));
     let folders: Vec<_> = std::fs::read_dir(&unpacked).unwrap().map(|entry| entry.unwrap().path()).collect();
     let [folder] = &folders[..] else { panic!("not one folder: {folders:?}") };
     is_complete(folder);
 
-    let installed = place.path().join("installed");
+    let installed = test.path().join("installed");
     ran(Command::new("dpkg-deb").arg("--extract").arg(&package).arg(&installed));
     is_complete(&installed.join("usr"));
     let unit = std::fs::read_to_string(installed.join("usr/lib/systemd/system/lockkeeper.service")).unwrap();

@@ -9,11 +9,11 @@ use lockkeeper_rig::Port;
 use nix::sys::signal::Signal;
 
 use crate::node::{Node, Starting};
-use crate::support::{CommandExt, Ended, Place, wait_until};
+use crate::support::{CommandExt, Ended, TestDir, wait_until};
 
 /// Three nodes, each with its own ports and data directory.
 struct Three {
-    place: Place,
+    test: TestDir,
     /// Each node's two ports: for peers, and for clients.
     ports: BTreeMap<u64, (Port, Port)>,
 }
@@ -21,7 +21,7 @@ struct Three {
 impl Three {
     fn new() -> Self {
         let ports = (1..=3).map(|node| (node, (Port::free(), Port::free()))).collect();
-        Self { place: Place::new(), ports }
+        Self { test: TestDir::new(), ports }
     }
 
     fn list(&self) -> String {
@@ -44,12 +44,12 @@ impl Three {
     /// Starts a node with the list of all three nodes.
     fn start(&self, node: u64) -> Starting {
         let words = self.words(node, &format!("data-{node}"), &self.list());
-        self.place.start(&words.iter().map(String::as_str).collect::<Vec<_>>(), &format!("log-{node}"))
+        self.test.start(&words.iter().map(String::as_str).collect::<Vec<_>>(), &format!("log-{node}"))
     }
 
     /// Runs a node that is expected to end by itself.
     fn ended(&self, words: Vec<String>) -> Ended {
-        self.place.bare([vec!["serve".to_owned()], words].concat()).ended()
+        self.test.bare([vec!["serve".to_owned()], words].concat()).ended()
     }
 
     /// Starts all three nodes, which bootstrap a cluster or are its members already.
@@ -64,7 +64,7 @@ impl Three {
             nodes.iter().map(|node| format!("127.0.0.1:{}", self.ports[node].1.number())).collect();
         let url = format!("lockkeeper://{}", at.join(","));
         let words = ["run", "--locks", &url, "x", "--", "sh", "-c", "echo $LOCKKEEPER_TOKEN"];
-        let ended = self.place.bare(words).ended();
+        let ended = self.test.bare(words).ended();
         assert_eq!((ended.code, ended.err.as_str()), (0, ""), "by way of {nodes:?}");
         ended.out.trim().parse().expect("a token")
     }
@@ -78,7 +78,7 @@ fn cluster_bootstraps_with_all_nodes_and_survives_the_loss_of_any_one() {
     wait_until("both ask for the second", || third.log().contains(&late) && first.log().contains(&late));
     assert!(!third.serves() && !first.serves(), "two of three must not found a cluster");
     let of_first = format!("lockkeeper://127.0.0.1:{}", three.ports[&1].1.number());
-    let refused = three.place.bare(["ls", "--locks", &of_first]).ended();
+    let refused = three.test.bare(["ls", "--locks", &of_first]).ended();
     refused.is_one_line(exit::UNAVAILABLE, &["does not serve", &late]);
     assert!(!refused.err.contains("lockkeeper serve"), "one is started: {refused:?}");
     let second = three.start(2);
@@ -123,14 +123,14 @@ fn without_a_leader_a_lock_is_not_reported_as_busy() {
     }
     for options in [&["--try", "--ttl", "1h"][..], &["--wait", "3s"]] {
         let words = [&["run", "--locks", &url], options, &["x", "--", "touch", "it-ran"]].concat();
-        let ended = three.place.bare(words).ended();
+        let ended = three.test.bare(words).ended();
         assert_eq!(ended.code, i32::from(exit::UNAVAILABLE), "{ended:?}");
         let lines: Vec<&str> = ended.err.lines().collect();
         let [waits, end] = lines[..] else { panic!("{ended:?}") };
         assert!(waits.contains("no answer from the lock service so far"), "{waits}");
         assert!(end.contains("nothing was acquired within") && end.contains("no leader"), "{end}");
     }
-    assert!(!three.place.path("it-ran").exists());
+    assert!(!three.test.path("it-ran").exists());
 }
 
 #[test]
@@ -139,14 +139,14 @@ fn lost_majority_is_reported_with_the_nodes_to_start_though_the_url_names_one_no
     let mut nodes = three.founded();
     let url = nodes[&1].url();
     nodes.remove(&3).expect("it runs").kill();
-    let doctor = three.place.bare(["doctor", &url]).ended();
+    let doctor = three.test.bare(["doctor", &url]).ended();
     assert_eq!(doctor.code, i32::from(exit::UNHEALTHY), "{doctor:?}");
     let dead = format!("node 3, 127.0.0.1:{}, does not answer", three.ports[&3].1.number());
     assert!(doctor.out.contains(&dead) && !doctor.out.contains("lockkeeper serve"), "{doctor:?}");
     nodes.remove(&2).expect("it runs").kill();
     for line in ["doctor", "cluster status"] {
         let words = line.split(' ').chain(["--locks", &url]);
-        let ended = three.place.bare(words).ended();
+        let ended = three.test.bare(words).ended();
         assert_eq!(ended.code, i32::from(exit::UNAVAILABLE), "{ended:?}");
         let lost = "no majority: 1 of the 3 nodes that vote answer, 2 are needed";
         assert!(ended.err.contains(lost) && ended.err.contains("start node 2 and 3"), "{ended:?}");
@@ -158,11 +158,11 @@ fn lost_majority_is_reported_with_the_nodes_to_start_though_the_url_names_one_no
 fn stopping_follower_ends_the_watches_that_it_passes_on() {
     let three = Three::new();
     let mut nodes = three.founded();
-    let status = three.place.bare(["cluster", "status", "--json", "--locks", &nodes[&1].url()]).ended().out;
+    let status = three.test.bare(["cluster", "status", "--json", "--locks", &nodes[&1].url()]).ended().out;
     let leader = serde_json::from_str::<serde_json::Value>(&status).unwrap()["leader"].as_u64().unwrap();
     let follower = (1..=3).find(|node| *node != leader).expect("two of them");
     let words = ["watch", "--json", "--locks", &nodes[&follower].url()];
-    let mut watch = three.place.bare(words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut watch = three.test.bare(words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(watch.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     assert!(line.contains("synced"), "{line}");
@@ -178,11 +178,11 @@ fn stopping_follower_ends_the_watches_that_it_passes_on() {
 fn next_leader_knows_for_how_long_a_lock_is_held() {
     let three = Three::new();
     let nodes = three.founded();
-    let place = Place::new().over(&format!("{},{}", nodes[&1].url(), nodes[&2].listening()));
-    let _holder = place.holder("x", &[]);
-    let held = || place.shown("x")["holds"][0]["held_for_ms"].as_u64();
+    let test = TestDir::new().over(&format!("{},{}", nodes[&1].url(), nodes[&2].listening()));
+    let _holder = test.holder("x", &[]);
+    let held = || test.shown("x")["holds"][0]["held_for_ms"].as_u64();
     let before = held().expect("the leader knows");
-    assert_eq!(place.ran("cluster transfer").code, i32::from(exit::OK));
+    assert_eq!(test.ran("cluster transfer").code, i32::from(exit::OK));
     wait_until("the next leader says it", || held().is_some_and(|after| after >= before));
 }
 
@@ -192,7 +192,7 @@ fn node_with_an_emptied_directory_is_refused_with_the_remedy() {
     let mut nodes = three.founded();
     let before = three.token(&[1]);
     nodes.remove(&2).expect("it runs").kill();
-    std::fs::remove_dir_all(three.place.path("data-2")).unwrap();
+    std::fs::remove_dir_all(three.test.path("data-2")).unwrap();
     let ended = three.ended(three.words(2, "data-2", &three.list()));
     assert_eq!(ended.code, i32::from(exit::CONFIG), "{ended:?}");
     let words = "node 2's data are gone: `lockkeeper cluster remove 2`, then add it under a new id";
@@ -227,7 +227,7 @@ fn nodes_with_data_of_another_node_or_cluster_are_refused() {
     let peers = format!("1=127.0.0.1:{}", three.ports[&1].0.number());
     let words = three.words(1, "other", &peers);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let other = three.place.start(&words, "log-other").ready();
+    let other = three.test.start(&words, "log-other").ready();
     wait_until("both others have asked it", || {
         nodes.values().all(|node| {
             let log = node.log();
@@ -255,7 +255,7 @@ fn differing_cluster_lists_are_reported_with_the_difference() {
     let short: Vec<_> = three.list().split(',').take(2).map(str::to_owned).collect();
     let words = three.words(1, "data-1", &short.join(","));
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let one = three.place.start(&words, "log-1");
+    let one = three.test.start(&words, "log-1");
     let difference = "node 3 is in the list of node 2 only; start all founders with the same `--cluster`";
     wait_until("both say it", || one.log().contains(difference) && two.log().contains(difference));
     assert!(!one.serves() && !two.serves());
@@ -268,17 +268,17 @@ fn differing_cluster_lists_are_reported_with_the_difference() {
 
 #[test]
 fn inconsistent_cluster_options_are_refused_before_anything_is_written() {
-    let place = Place::new();
+    let test = TestDir::new();
     let refused = |line: &str, words: &[&str]| {
         let words_of = line.split_whitespace();
-        let ended = place
+        let ended = test
             .bare(["serve", "--data", "data", "--listen", "127.0.0.1:0"].into_iter().chain(words_of))
             .ended();
         assert_eq!(ended.code, i32::from(exit::USAGE), "{line}: {ended:?}");
         for word in words {
             assert!(ended.err.contains(word), "{line}: no {word:?} in {ended:?}");
         }
-        assert!(!place.path("data").exists(), "{line}");
+        assert!(!test.path("data").exists(), "{line}");
     };
     refused("--cluster 1=127.0.0.1:7", &["--node N"]);
     refused("--node 2 --cluster 1=127.0.0.1:7", &["`--cluster` has no address for node 2"]);

@@ -12,7 +12,7 @@ use lockkeeper_rig::Redis;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::{CommandExt, Place, Running, wait_until};
+use crate::support::{CommandExt, Running, TestDir, wait_until};
 
 /// A service that takes its time to write, and logs which token begins and ends when, and in which slot.
 #[derive(Clone)]
@@ -94,10 +94,10 @@ struct Gate {
 }
 
 impl Gate {
-    fn start(place: &Place, upstream: &str, options: &[&str]) -> Self {
-        let data = place.path("gate");
+    fn start(test: &TestDir, upstream: &str, options: &[&str]) -> Self {
+        let data = test.path("gate");
         let words = ["gate", "--upstream", upstream, "--admin-listen", "127.0.0.1:0", "--json"];
-        let mut command: Command = place.bare(words);
+        let mut command: Command = test.bare(words);
         if !options.contains(&"--listen") {
             command.args(["--listen", "127.0.0.1:0"]);
         }
@@ -115,11 +115,11 @@ impl Gate {
 
 #[test]
 fn gate_checks_tokens_until_it_is_told_to_end() {
-    let place = Place::new();
+    let test = TestDir::new();
     let upstream = Upstream::start(Duration::ZERO);
     let url = format!("http://{}", upstream.address);
     let options = ["--guard", "/accounts/{id}/{*rest}=accounts/{id}", "--open", "/search"];
-    let gate = Gate::start(&place, &url, &options);
+    let gate = Gate::start(&test, &url, &options);
     assert_eq!(gate.said["upstream"], url);
     let address = gate.address("listening");
     let put = |path: &str, token: u64| {
@@ -134,23 +134,23 @@ fn gate_checks_tokens_until_it_is_told_to_end() {
     let (status, metrics) = ask(gate.address("admin"), "GET /metrics", "").unwrap();
     assert_eq!(status, 200);
     assert!(metrics.contains("lockkeeper_gate_requests_total{outcome=\"stale\"} 2"), "{metrics}");
-    let second = place
+    let second = test
         .bare(["gate", "--upstream", &url, "--listen", "127.0.0.1:0", "--data"])
-        .arg(place.path("gate"))
+        .arg(test.path("gate"))
         .ended();
     second.is_one_line(exit::BUSY, &["in use by another process"]);
     gate.process.signal(Signal::SIGTERM);
     assert_eq!(gate.process.ended().code, 0);
-    assert!(place.path("gate/ended-in-order").exists());
+    assert!(test.path("gate/ended-in-order").exists());
 }
 
 #[test]
 fn tokens_are_also_asked_for_at_the_lock_service() {
-    let (place, _node) = Place::new().served();
+    let (test, _node) = TestDir::new().served();
     let upstream = Upstream::start(Duration::ZERO);
-    let gate = Gate::start(&place, &format!("http://{}", upstream.address), &["--locks", &place.url()]);
+    let gate = Gate::start(&test, &format!("http://{}", upstream.address), &["--locks", &test.url()]);
     let address = gate.address("listening");
-    let holder = place.holder("a", &[]);
+    let holder = test.holder("a", &[]);
     assert_eq!(put(address, holder.token), Some(200));
     assert_eq!(put(address, holder.token + 1), Some(412), "nobody was granted it");
     assert_eq!(put(address, holder.token), Some(200));
@@ -165,10 +165,10 @@ fn tokens_are_also_asked_for_at_the_lock_service() {
 #[test]
 fn killed_gate_lets_no_section_in_beside_another() {
     const ROUNDS: u32 = 6;
-    let place = Place::new();
+    let test = TestDir::new();
     let upstream = Upstream::start(Duration::from_millis(40));
     let url = format!("http://{}", upstream.address);
-    let listen = place.address();
+    let listen = test.address();
     let options = ["--listen", &listen, "--settle", "700ms", "--wait", "100ms"];
     let address: SocketAddr = listen.parse().unwrap();
     let (next, is_over) = (Arc::new(AtomicU64::new(1)), Arc::new(AtomicBool::new(false)));
@@ -199,7 +199,7 @@ fn killed_gate_lets_no_section_in_beside_another() {
         })
         .collect();
     for _ in 0..ROUNDS {
-        let gate = Gate::start(&place, &url, &options);
+        let gate = Gate::start(&test, &url, &options);
         let done = |upstream: &Upstream| upstream.log.lock().unwrap().len();
         let before = done(&upstream);
         wait_until("requests pass", || done(&upstream) > before + 6);
@@ -232,9 +232,9 @@ fn killed_gate_lets_no_section_in_beside_another() {
 
 #[test]
 fn unusable_settings_are_refused_with_a_reason() {
-    let place = Place::new();
-    std::fs::write(place.path("rules"), "[[rule]]\npath = \"x\"\n").unwrap();
-    std::fs::write(place.path("file"), "").unwrap();
+    let test = TestDir::new();
+    std::fs::write(test.path("rules"), "[[rule]]\npath = \"x\"\n").unwrap();
+    std::fs::write(test.path("file"), "").unwrap();
     let (good, redis) = ("http://127.0.0.1:1", Redis::start());
     for (options, code, words) in [
         (
@@ -259,7 +259,7 @@ fn unusable_settings_are_refused_with_a_reason() {
         (&["--upstream", good, "--settle", "5"], exit::USAGE, &["--settle", "'5'"]),
         (&["--upstream", good, "--locks", &redis.url()], exit::USAGE, &["token", "fencing=counter"]),
     ] {
-        let mut command = place
+        let mut command = test
             .bare([&["gate", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"], options].concat());
         if !options.contains(&"--data") {
             command.args(["--data", "data"]);

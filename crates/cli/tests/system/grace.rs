@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use lockkeeper::Wait;
 use lockkeeper::blocking::Locks;
 
-use crate::support::{CommandExt, Ended, Place, wait_until};
+use crate::support::{CommandExt, Ended, TestDir, wait_until};
 
 const TTL: Duration = Duration::from_secs(6);
 /// The number of commands. Their starts are spread over a sixth of the ttl, so they are less than 1 % of the
@@ -16,11 +16,11 @@ const PHASES: u32 = 18;
 /// Runs a command under the lock `name`. Another client holds the lock at first, and releases it when the
 /// time `after` has passed since the wrapper was seen in the queue, which is soon after the wrapper's session
 /// was opened.
-fn run_begun_after(place: &Place, locks: &Locks, name: &str, after: Duration) -> Ended {
+fn run_begun_after(test: &TestDir, locks: &Locks, name: &str, after: Duration) -> Ended {
     let holder = locks.mutex(name).ttl(Duration::from_secs(60)).wait(Wait::No);
     let held = holder.acquire().unwrap();
     let words = ["run", "--ttl", "6s", "--grace", "3s", name, "--", "sleep", "6"];
-    let wrapper = place.lockkeeper(words).started();
+    let wrapper = test.lockkeeper(words).started();
     wait_until("the wrapper waits", || locks.inspect(name).unwrap().waiter_count == 1);
     let opened = Instant::now();
     std::thread::sleep(after.saturating_sub(opened.elapsed()));
@@ -30,14 +30,14 @@ fn run_begun_after(place: &Place, locks: &Locks, name: &str, after: Duration) ->
 
 #[test]
 fn renewed_job_with_the_longest_grace_is_not_terminated() {
-    let (place, _node) = Place::new().served();
-    let locks = Locks::connect(&place.url()).unwrap();
+    let (test, _node) = TestDir::new().served();
+    let locks = Locks::connect(&test.url()).unwrap();
     let ended: Vec<Ended> = std::thread::scope(|scope| {
         let runs: Vec<_> = (0..PHASES)
             .map(|phase| {
-                let (place, locks) = (&place, &locks);
+                let (test, locks) = (&test, &locks);
                 let name = format!("phase/{phase}");
-                let run = move || run_begun_after(place, locks, &name, TTL / 3 + TTL / 6 / PHASES * phase);
+                let run = move || run_begun_after(test, locks, &name, TTL / 3 + TTL / 6 / PHASES * phase);
                 scope.spawn(run)
             })
             .collect();

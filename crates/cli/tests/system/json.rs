@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::support::{CommandExt, Place};
+use crate::support::{CommandExt, TestDir};
 
 const SHAPES: &str = include_str!("../../../../docs/json.md");
 const COMMANDS: [&str; 3] = [
@@ -67,11 +67,11 @@ fn documented(command: &str) -> BTreeSet<String> {
 
 #[test]
 fn commands_print_the_json_of_http_and_their_pages_name_its_fields() {
-    let place = Place::new();
-    let node = place.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
-    let place = place.over(&node.url());
+    let test = TestDir::new();
+    let node = test.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
+    let test = test.over(&node.url());
     let command = |line: &str| -> Value {
-        let ended = place.ran(&format!("{line} --json"));
+        let ended = test.ran(&format!("{line} --json"));
         let said: Value = serde_json::from_str(&ended.out).unwrap_or_else(|_| panic!("{line}: {ended:?}"));
         let (printed, documented) = (fields(&said), documented(line));
         // The page names the groups of `doctor`, not what is in them.
@@ -88,9 +88,9 @@ fn commands_print_the_json_of_http_and_their_pages_name_its_fields() {
 
     assert_eq!(command("set-limit gpu 4"), json!({ "name": "gpu", "permits": 4 }));
     let described = ["--meta", "ticket=5", "--value", "here", "--label", "the job"];
-    let holder = place.holder("orders/42", &described);
-    let waiter = place.lockkeeper(["run", "--meta", "ticket=6", "orders/42", "--", "true"]).started();
-    place.wait_for_waiters("orders/42", 1);
+    let holder = test.holder("orders/42", &described);
+    let waiter = test.lockkeeper(["run", "--meta", "ticket=6", "orders/42", "--", "true"]).started();
+    test.wait_for_waiters("orders/42", 1);
     for (line, path) in [("show orders/42", "locks/orders/42"), ("show gpu", "locks/gpu")] {
         assert_eq!(timeless(command(line)), timeless(http(path)), "{line}");
     }

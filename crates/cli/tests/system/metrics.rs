@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use lockkeeper_rig::{Program, Prometheus, find, prometheus};
 use serde_json::Value;
 
-use crate::support::{CommandExt, Place, wait_until};
+use crate::support::{CommandExt, TestDir, wait_until};
 
 const PAGE: &str = include_str!("../../../../docs/metrics.md");
 const DASHBOARD: &str = include_str!("../../../../packaging/grafana/lockkeeper.json");
@@ -42,14 +42,14 @@ fn hold(url: &str, secret: &str, ttl_ms: u64, name: &str) -> u64 {
 
 #[test]
 fn every_metric_of_the_page_is_there_and_the_other_way_round() {
-    let place = Place::new();
-    let node = place.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
+    let test = TestDir::new();
+    let node = test.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
     hold(&node.http(), "07", 30_000, "orders/42");
     let text = curl(&[&format!("{}/metrics", node.http())]);
-    std::fs::write(place.path("metrics"), &text).unwrap();
+    std::fs::write(test.path("metrics"), &text).unwrap();
     let checked = promtool()
         .args(["check", "metrics"])
-        .stdin(std::fs::File::open(place.path("metrics")).unwrap())
+        .stdin(std::fs::File::open(test.path("metrics")).unwrap())
         .ended();
     assert_eq!((checked.code, &checked.out[..], &checked.err[..]), (0, "", ""));
     assert!(text.contains("lockkeeper_prefix_holds{prefix=\"orders\"} 1"), "{text}");
@@ -103,11 +103,11 @@ fn rules_are_valid_and_each_alert_fires_in_its_case_only() {
 /// fire for real faults.
 #[test]
 fn prometheus_scrapes_a_cluster_draws_the_dashboard_and_fires_alerts() {
-    let place = Place::new();
-    let (mut nodes, _ports) = place.begin_three();
+    let test = TestDir::new();
+    let (mut nodes, _ports) = test.begin_three();
     let targets: Vec<String> = nodes.iter().map(|node| node.http().replace("http://", "")).collect();
 
-    let rules = place.path("alerts.yml");
+    let rules = test.path("alerts.yml");
     let at_once: String = ALERTS
         .lines()
         .map(|line| {

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::node::{Node, Starting};
-use crate::support::{CommandExt, Place, wait_until};
+use crate::support::{CommandExt, TestDir, wait_until};
 
 /// The options of a node with the files of a `tls init`.
 fn files(dir: &str, node: u64) -> Vec<String> {
@@ -23,7 +23,7 @@ fn with_files(url: &str, ca: &str, client: &str) -> String {
     format!("{url}?tls-ca={ca}/ca.pem&tls-cert={client}.pem&tls-key={client}.key")
 }
 
-impl Place {
+impl TestDir {
     fn certified(self, nodes: u64) -> Self {
         let made = self.ran(&format!("tls init tls --nodes {nodes}"));
         assert_eq!(made.code, i32::from(OK), "{made:?}");
@@ -79,14 +79,14 @@ fn reload(node: &Node) {
 
 #[test]
 fn three_nodes_and_their_clients_talk_over_tls() {
-    let place = Place::new().certified(3);
-    let (nodes, _ports) = place.certified_cluster();
+    let test = TestDir::new().certified(3);
+    let (nodes, _ports) = test.certified_cluster();
     assert!(nodes.iter().all(|node| node.url().starts_with("lockkeepers://127.0.0.1:")));
 
     // Each node is asked alone: two of them forward the call to the leader.
     for node in &nodes {
         let url = with_files(&node.url(), "tls", "tls/client");
-        let ask = || place.bare(["cluster", "status", "--json", "--locks", &url]).ended();
+        let ask = || test.bare(["cluster", "status", "--json", "--locks", &url]).ended();
         let mut status = ask();
         // A node is ready once it follows a leader; it learns the other followers' addresses a moment later.
         wait_until("every node answers", || {
@@ -99,7 +99,7 @@ fn three_nodes_and_their_clients_talk_over_tls() {
         let status: Value = serde_json::from_str(&status.out).unwrap();
         assert_eq!(status["nodes"].as_array().map(Vec::len), Some(3), "{status}");
         let ran =
-            place.bare(["run", "--locks", &url, "a/b", "--", "sh", "-c", "echo $LOCKKEEPER_TOKEN"]).ended();
+            test.bare(["run", "--locks", &url, "a/b", "--", "sh", "-c", "echo $LOCKKEEPER_TOKEN"]).ended();
         assert_eq!(ran.code, i32::from(OK), "{}", ran.err);
         assert!(ran.out.trim().parse::<u64>().is_ok(), "{}", ran.out);
     }
@@ -110,54 +110,50 @@ fn three_nodes_and_their_clients_talk_over_tls() {
 
 #[test]
 fn clients_that_do_not_fit_are_refused_in_words() {
-    let (place, node) = Place::new().certified(1).over_certified_node();
-    assert_eq!(place.ran("ls").code, i32::from(OK));
+    let (test, node) = TestDir::new().certified(1).over_certified_node();
+    assert_eq!(test.ran("ls").code, i32::from(OK));
     let (tls, plain) = (node.url(), node.url().replace("lockkeepers", "lockkeeper"));
-    place.listed_at(&plain).is_one_line(UNAVAILABLE, &["it speaks TLS: write `lockkeepers://`"]);
-    place
-        .listed_at(&format!("{tls}?tls-ca=tls/ca.pem"))
+    test.listed_at(&plain).is_one_line(UNAVAILABLE, &["it speaks TLS: write `lockkeepers://`"]);
+    test.listed_at(&format!("{tls}?tls-ca=tls/ca.pem"))
         .is_one_line(PERMISSION, &["only clients with a certificate", "tls-cert=FILE"]);
-    place
-        .listed_at(&format!("{tls}?tls-cert=tls/client.pem&tls-key=tls/client.key"))
+    test.listed_at(&format!("{tls}?tls-cert=tls/client.pem&tls-key=tls/client.key"))
         .is_one_line(UNAVAILABLE, &["UnknownIssuer"]);
-    assert_eq!(place.ran("tls init other").code, i32::from(OK));
-    place
-        .listed_at(&with_files(&tls, "tls", "other/client"))
+    assert_eq!(test.ran("tls init other").code, i32::from(OK));
+    test.listed_at(&with_files(&tls, "tls", "other/client"))
         .is_one_line(UNAVAILABLE, &["its authority has not signed this client's certificate"]);
-    place.listed_at(&with_files(&plain, "tls", "tls/client")).is_one_line(USAGE, &["write `lockkeepers://`"]);
-    let without = place.serve(&place.address());
+    test.listed_at(&with_files(&plain, "tls", "tls/client")).is_one_line(USAGE, &["write `lockkeepers://`"]);
+    let without = test.serve(&test.address());
     let url = with_files(&without.url().replace("lockkeeper", "lockkeepers"), "tls", "tls/client");
-    place.listed_at(&url).is_one_line(UNAVAILABLE, &["it does not speak TLS", "`lockkeeper://`"]);
+    test.listed_at(&url).is_one_line(UNAVAILABLE, &["it does not speak TLS", "`lockkeeper://`"]);
     // The name in the URL must be one of those in the node's certificate.
     let elsewhere = with_files(&tls.replace("127.0.0.1", "127.0.0.2"), "tls", "tls/client");
-    assert_eq!(place.listed_at(&elsewhere).code, i32::from(UNAVAILABLE));
-    assert_eq!(place.ran("ls").code, i32::from(OK), "it still serves others");
+    assert_eq!(test.listed_at(&elsewhere).code, i32::from(UNAVAILABLE));
+    assert_eq!(test.ran("ls").code, i32::from(OK), "it still serves others");
 }
 
 #[test]
 fn node_with_unusable_files_does_not_start() {
-    let place = Place::new().certified(2);
+    let test = TestDir::new().certified(2);
     let node = |dir: &str, of: u64, node: &str| {
         let files = files(dir, of);
-        place
-            .bare(["serve", "--data", "data", "--node", node].into_iter().map(str::to_owned).chain(files))
+        test.bare(["serve", "--data", "data", "--node", node].into_iter().map(str::to_owned).chain(files))
             .ended()
     };
     node("tls", 2, "1").is_one_line(CONFIG, &["certificate of node 2", "this is node 1"]);
     node("nowhere", 1, "1").is_one_line(CONFIG, &["nowhere/node-1.pem", "can't be read"]);
     let serve = |cert: &str, key: &str, ca: &str| {
         let words = ["serve", "--data", "data", "--tls-cert", cert, "--tls-key", key, "--tls-ca", ca];
-        place.bare(words).ended()
+        test.bare(words).ended()
     };
     serve("tls/client.pem", "tls/client.key", "tls/ca.pem")
         .is_one_line(CONFIG, &["`tls/client.pem`", "is no node", "lockkeeper tls init"]);
     serve("tls/node-1.pem", "tls/node-2.key", "tls/ca.pem").is_one_line(CONFIG, &["does not fit its key"]);
     serve("tls/node-1.key", "tls/node-1.key", "tls/ca.pem").is_one_line(CONFIG, &["no certificate in PEM"]);
-    assert_eq!(place.ran("tls init other").code, i32::from(OK));
+    assert_eq!(test.ran("tls init other").code, i32::from(OK));
     serve("tls/node-1.pem", "tls/node-1.key", "other/ca.pem")
         .is_one_line(CONFIG, &["`other/ca.pem` does not confirm it"]);
-    assert!(!place.path("data").exists(), "nothing was written");
-    let half = place.bare(["serve", "--data", "data", "--tls-cert", "tls/node-1.pem"]).ended();
+    assert!(!test.path("data").exists(), "nothing was written");
+    let half = test.bare(["serve", "--data", "data", "--tls-cert", "tls/node-1.pem"]).ended();
     half.is_one_line(USAGE, &["--tls-key"]);
 }
 
@@ -165,51 +161,51 @@ fn node_with_unusable_files_does_not_start() {
 /// another one.
 #[test]
 fn peers_port_refuses_strangers_with_certificates_of_the_same_authority() {
-    let place = Place::new().certified(1);
+    let test = TestDir::new().certified(1);
     let (own, stranger) = (Port::free(), Port::free());
     let peers = |port: &Port| format!("127.0.0.1:{}", port.number());
     let at = peers(&own);
-    let node = place.certified_node(1, &["--peer-listen", &at]).ready();
-    std::fs::create_dir(place.path("b")).unwrap();
+    let node = test.certified_node(1, &["--peer-listen", &at]).ready();
+    std::fs::create_dir(test.path("b")).unwrap();
     for file in ["ca.pem", "ca.key"] {
-        std::fs::copy(place.path("tls").join(file), place.path("b").join(file)).unwrap();
+        std::fs::copy(test.path("tls").join(file), test.path("b").join(file)).unwrap();
     }
-    assert_eq!(place.ran("tls issue b --node 2 --cluster-name b").code, i32::from(OK));
-    let (files, there, listen) = (files("b", 2), peers(&stranger), place.address());
+    assert_eq!(test.ran("tls issue b --node 2 --cluster-name b").code, i32::from(OK));
+    let (files, there, listen) = (files("b", 2), peers(&stranger), test.address());
     let files: Vec<&str> = files.iter().map(String::as_str).collect();
     let words = ["--node", "2", "--listen", &listen, "--peer-listen", &there, "--join", &at];
-    let joins = place.begin("node2", &[&words[..], &files[..]].concat());
+    let joins = test.begin("node2", &[&words[..], &files[..]].concat());
     wait_until("it says why it is not let in", || joins.log().contains("of a node of the cluster `"));
     assert!(!node.log().contains("is not added yet"), "{}", node.log());
 
     // The protocol of the peers' port is not that of clients.
     let url = with_files(&format!("lockkeepers://{at}"), "tls", "tls/client");
-    assert_eq!(place.listed_at(&url).code, i32::from(UNAVAILABLE));
+    assert_eq!(test.listed_at(&url).code, i32::from(UNAVAILABLE));
 }
 
 #[test]
 fn renewed_files_are_used_without_an_end_of_sessions_and_bad_ones_change_nothing() {
-    let (place, node) = Place::new().certified(1).over_certified_node();
-    let holder = place.holder("a", &["--ttl", "5s"]);
-    let token = place.shown("a")["holds"][0]["token"].clone();
+    let (test, node) = TestDir::new().certified(1).over_certified_node();
+    let holder = test.holder("a", &["--ttl", "5s"]);
+    let token = test.shown("a")["holds"][0]["token"].clone();
 
-    let renewed = place.ran("tls renew tls --days 5");
+    let renewed = test.ran("tls renew tls --days 5");
     assert_eq!(renewed.code, i32::from(OK), "{renewed:?}");
     node.signal(Signal::SIGHUP);
     wait_until("the new files are in use", || node.log().contains("reload: \"TLS"));
     wait_until("the end is near", || node.log().contains("the certificate of this node ends in 4 days"));
-    assert_eq!(place.ran("ls").code, i32::from(OK), "new connections use them");
+    assert_eq!(test.ran("ls").code, i32::from(OK), "new connections use them");
 
-    let certificate = place.path("tls").join("node-1.pem");
+    let certificate = test.path("tls").join("node-1.pem");
     let good = std::fs::read(&certificate).unwrap();
     std::fs::write(&certificate, "nonsense").unwrap();
     node.signal(Signal::SIGHUP);
     wait_until("the bad file is refused", || {
         node.log().contains("the new files are not used, the old ones stay in force")
     });
-    assert_eq!(place.ran("ls").code, i32::from(OK), "the old ones are in use");
+    assert_eq!(test.ran("ls").code, i32::from(OK), "the old ones are in use");
     std::fs::write(&certificate, good).unwrap();
-    assert_eq!(place.shown("a")["holds"][0]["token"], token, "its session has not ended");
+    assert_eq!(test.shown("a")["holds"][0]["token"], token, "its session has not ended");
     drop(holder);
 }
 
@@ -217,19 +213,19 @@ fn renewed_files_are_used_without_an_end_of_sessions_and_bad_ones_change_nothing
 /// and others come and go.
 #[test]
 fn certificates_of_three_nodes_change_under_load_without_a_lost_session() {
-    let place = Place::new().certified(3);
-    let (nodes, _ports) = place.certified_cluster();
+    let test = TestDir::new().certified(3);
+    let (nodes, _ports) = test.certified_cluster();
     let url = format!("{},{},{}", nodes[0].url(), nodes[1].listening(), nodes[2].listening());
-    let place = place.over(&with_files(&url, "tls", "tls/client"));
-    let cluster = place.ran("tls show tls/node-1.pem --json").json()["cluster"].as_str().unwrap().to_owned();
-    let made = place.ran(&format!("tls init new --nodes 3 --cluster-name {cluster}"));
+    let test = test.over(&with_files(&url, "tls", "tls/client"));
+    let cluster = test.ran("tls show tls/node-1.pem --json").json()["cluster"].as_str().unwrap().to_owned();
+    let made = test.ran(&format!("tls init new --nodes 3 --cluster-name {cluster}"));
     assert_eq!(made.code, i32::from(OK), "{made:?}");
-    let holder = place.holder("kept", &["--ttl", "5s"]);
+    let holder = test.holder("kept", &["--ttl", "5s"]);
     let (is_over, done) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         let load = scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                let ran = place.ran("run load -- true");
+                let ran = test.ran("run load -- true");
                 assert_eq!(ran.code, i32::from(OK), "{ran:?}");
                 done.fetch_add(1, Ordering::Relaxed);
             }
@@ -239,48 +235,48 @@ fn certificates_of_three_nodes_change_under_load_without_a_lost_session() {
             wait_until(step, || load.is_finished() || done.load(Ordering::Relaxed) > before + 1);
             assert!(!load.is_finished(), "others were refused: {step}");
         };
-        assert_eq!(place.ran("tls renew tls --days 5").code, i32::from(OK));
+        assert_eq!(test.ran("tls renew tls --days 5").code, i32::from(OK));
         for node in &nodes {
             reload(node);
             between("with renewed certificates");
         }
-        place.replace(&["tls/ca.pem", "new/ca.pem"], "tls/ca.pem");
+        test.replace(&["tls/ca.pem", "new/ca.pem"], "tls/ca.pem");
         nodes.iter().for_each(reload);
         for (number, node) in (1..).zip(&nodes) {
-            place.replace(&[&format!("new/node-{number}.key")], &format!("tls/node-{number}.key"));
-            place.replace(&[&format!("new/node-{number}.pem")], &format!("tls/node-{number}.pem"));
+            test.replace(&[&format!("new/node-{number}.key")], &format!("tls/node-{number}.key"));
+            test.replace(&[&format!("new/node-{number}.pem")], &format!("tls/node-{number}.pem"));
             reload(node);
             between("with certificates of the new authority");
         }
         is_over.store(true, Ordering::Relaxed);
         load.join().unwrap();
     });
-    place.replace(&["new/client.key"], "tls/client.key");
-    place.replace(&["new/client.pem"], "tls/client.pem");
-    place.replace(&["new/ca.pem"], "tls/ca.pem");
+    test.replace(&["new/client.key"], "tls/client.key");
+    test.replace(&["new/client.pem"], "tls/client.pem");
+    test.replace(&["new/ca.pem"], "tls/ca.pem");
     nodes.iter().for_each(reload);
-    assert_eq!(place.shown("kept")["holds"][0]["token"], holder.token, "its session has not ended");
-    wait_until("every node answers", || place.ran("cluster status").code == i32::from(OK));
+    assert_eq!(test.shown("kept")["holds"][0]["token"], holder.token, "its session has not ended");
+    wait_until("every node answers", || test.ran("cluster status").code == i32::from(OK));
 }
 
 /// `linger` is for killed processes, which end their connection without TLS' own end.
 #[test]
 fn killed_client_frees_its_lock_after_linger_over_tls_too() {
-    let (place, _node) = Place::new().certified(1).over_certified_node();
-    let mut holder = place.holder("a", &["--ttl", "10m", "--grace", "1s", "--linger", "2s"]);
+    let (test, _node) = TestDir::new().certified(1).over_certified_node();
+    let mut holder = test.holder("a", &["--ttl", "10m", "--grace", "1s", "--linger", "2s"]);
     holder.child_mut().kill().unwrap();
-    let next = place.ran("run --wait 60s a -- true");
+    let next = test.ran("run --wait 60s a -- true");
     assert_eq!(next.code, i32::from(OK), "{}", next.err);
 }
 
 #[test]
 fn certificates_are_made_shown_and_never_overwritten() {
-    let place = Place::new();
-    let made = place
+    let test = TestDir::new();
+    let made = test
         .ran("tls init tls --nodes 2 --host 1=db1.example --host 1=192.0.2.7 --cluster-name shop --days 30");
     assert_eq!(made.code, i32::from(OK), "{made:?}");
     assert!(made.err.contains("keep `tls/ca.key` secret"), "{}", made.err);
-    let shown = place.ran("tls show tls/node-1.pem --json");
+    let shown = test.ran("tls show tls/node-1.pem --json");
     let shown: Value = serde_json::from_str(&shown.out).unwrap();
     assert_eq!(shown["cluster"], "shop");
     assert_eq!((&shown["node"], &shown["days_left"]), (&1.into(), &29.into()));
@@ -288,24 +284,22 @@ fn certificates_are_made_shown_and_never_overwritten() {
         shown["hosts"],
         serde_json::json!(["db1.example", "192.0.2.7", "localhost", "127.0.0.1", "::1"])
     );
-    let issued = place.ran("tls issue tls --client billing");
+    let issued = test.ran("tls issue tls --client billing");
     assert_eq!(issued.code, i32::from(OK), "{}", issued.err);
-    let all = place.ran("tls show tls");
+    let all = test.ran("tls show tls");
     for words in ["node 2 of the cluster `shop`", "\"billing\"", "\"client\"", "29"] {
         assert!(all.out.contains(words), "{words}: {}", all.out);
     }
     for key in ["ca.key", "node-1.key", "billing.key"] {
-        assert_eq!(mode(&place.path("tls").join(key)), 0o600, "{key}");
+        assert_eq!(mode(&test.path("tls").join(key)), 0o600, "{key}");
     }
 
-    place.ran("tls init tls").is_one_line(CANNOT_CREATE, &["has an authority already", "tls issue"]);
-    place
-        .ran("tls issue tls --client billing")
-        .is_one_line(CANNOT_CREATE, &["is there already", "tls renew"]);
-    place.ran("tls issue nowhere --client x").is_one_line(CONFIG, &["no authority in `nowhere`"]);
-    place.ran("tls init t2 --host 2=db2.example").is_one_line(USAGE, &["--host 2=db2.example", "1 nodes"]);
-    place.ran("tls issue tls --node 3 --host db3:5625").is_one_line(USAGE, &["`db3:5625`", "without a port"]);
-    place.ran("tls show tls/ca.key").is_one_line(CONFIG, &["`tls/ca.key` is no certificate"]);
+    test.ran("tls init tls").is_one_line(CANNOT_CREATE, &["has an authority already", "tls issue"]);
+    test.ran("tls issue tls --client billing").is_one_line(CANNOT_CREATE, &["is there already", "tls renew"]);
+    test.ran("tls issue nowhere --client x").is_one_line(CONFIG, &["no authority in `nowhere`"]);
+    test.ran("tls init t2 --host 2=db2.example").is_one_line(USAGE, &["--host 2=db2.example", "1 nodes"]);
+    test.ran("tls issue tls --node 3 --host db3:5625").is_one_line(USAGE, &["`db3:5625`", "without a port"]);
+    test.ran("tls show tls/ca.key").is_one_line(CONFIG, &["`tls/ca.key` is no certificate"]);
 }
 
 fn mode(path: &Path) -> u32 {
@@ -316,19 +310,19 @@ fn mode(path: &Path) -> u32 {
 /// As docs/operating.md says, under "Another authority", with a lock that is held all the time.
 #[test]
 fn authority_is_exchanged_without_a_restart() {
-    let (place, node) = Place::new().certified(1).over_certified_node();
-    let holder = place.holder("kept", &[]);
-    let cluster = place.ran("tls show tls/node-1.pem --json").json()["cluster"].as_str().unwrap().to_owned();
-    assert_eq!(place.ran(&format!("tls init new --cluster-name {cluster}")).code, i32::from(OK));
-    let copy = |from: &[&str], to: &str| place.replace(from, to);
+    let (test, node) = TestDir::new().certified(1).over_certified_node();
+    let holder = test.holder("kept", &[]);
+    let cluster = test.ran("tls show tls/node-1.pem --json").json()["cluster"].as_str().unwrap().to_owned();
+    assert_eq!(test.ran(&format!("tls init new --cluster-name {cluster}")).code, i32::from(OK));
+    let copy = |from: &[&str], to: &str| test.replace(from, to);
     let reload = || reload(&node);
     let listed =
-        |client: &str| place.listed_at(&with_files(&node.url(), "tls", &format!("{client}/client"))).code;
+        |client: &str| test.listed_at(&with_files(&node.url(), "tls", &format!("{client}/client"))).code;
     copy(&["tls/ca.pem", "new/ca.pem"], "tls/ca.pem");
     reload();
     assert_eq!([listed("tls"), listed("new")], [0, 0]);
     // Both are in one file, and the key is of one.
-    assert_eq!(place.ran("tls issue tls --client late").code, i32::from(OK));
+    assert_eq!(test.ran("tls issue tls --client late").code, i32::from(OK));
     copy(&["new/node-1.key"], "tls/node-1.key");
     copy(&["new/node-1.pem"], "tls/node-1.pem");
     reload();
@@ -336,7 +330,6 @@ fn authority_is_exchanged_without_a_restart() {
     copy(&["new/ca.pem"], "tls/ca.pem");
     reload();
     assert_eq!([listed("tls"), listed("new")], [i32::from(UNAVAILABLE), 0]);
-    let shown =
-        place.bare(["show", "kept", "--locks", &with_files(&node.url(), "tls", "new/client")]).ended();
+    let shown = test.bare(["show", "kept", "--locks", &with_files(&node.url(), "tls", "new/client")]).ended();
     assert!(shown.out.contains(&format!("token {}", holder.token)), "{shown:?}");
 }

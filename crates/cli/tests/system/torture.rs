@@ -12,9 +12,9 @@ use lockkeeper_rig::{Postgres, Redis};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::{CommandExt, Ended, Place, wait_until};
+use crate::support::{CommandExt, Ended, TestDir, wait_until};
 
-impl Place {
+impl TestDir {
     /// Runs one cycle of the faults in `options` on this test's lock service, with a ledger in the test
     /// directory.
     fn torture(&self, options: &str) -> Ended {
@@ -57,8 +57,8 @@ impl Figures {
 /// The pause exceeds the lease, and tokens are not checked: a holder that resumes overwrites the updates of
 /// others, or its own update is overwritten.
 #[track_caller]
-fn loses_without_a_fence(place: &Place) {
-    let figures = place.tortured("--fence none --faults pause", exit::NO);
+fn loses_without_a_fence(test: &TestDir) {
+    let figures = test.tortured("--fence none --faults pause", exit::NO);
     assert_eq!((figures.injected("pause"), figures.injected("held_through")), (3, 0), "{figures:?}");
     // Stall 1 (see the top of this file) loses the stalled holder's update. Stall 2 loses at least one update
     // that the next holder wrote.
@@ -74,8 +74,8 @@ fn loses_without_a_fence(place: &Place) {
 /// The fence refuses the stalled holder's write after the next holder's write (stall 2), but not the one
 /// before (stall 1, the hole).
 #[track_caller]
-fn loses_less_with_a_check_on_writes(place: &Place) {
-    let figures = place.tortured("--fence write --faults pause", exit::NO);
+fn loses_less_with_a_check_on_writes(test: &TestDir) {
+    let figures = test.tortured("--fence write --faults pause", exit::NO);
     assert_eq!((figures.injected("pause"), figures.injected("held_through")), (3, 0), "{figures:?}");
     assert_eq!(figures.of("lost"), 1, "{figures:?}");
     assert!(figures.of("stale_rejected") >= 1, "{figures:?}");
@@ -85,8 +85,8 @@ fn loses_less_with_a_check_on_writes(place: &Place) {
 /// The fence refuses both late writes of stalled holders: before the next holder has written (the hole), and
 /// after. Kills lose no update either.
 #[track_caller]
-fn never_loses_with_enter(place: &Place) {
-    let figures = place.tortured("--fence enter --faults pause,kill", exit::OK);
+fn never_loses_with_enter(test: &TestDir) {
+    let figures = test.tortured("--fence enter --faults pause,kill", exit::OK);
     let injected = (figures.injected("pause"), figures.injected("kill"), figures.injected("held_through"));
     assert_eq!(injected, (3, 3, 0), "{figures:?}");
     assert_eq!((figures.of("lost"), figures.of("token_regressions")), (0, 0), "{figures:?}");
@@ -96,52 +96,52 @@ fn never_loses_with_enter(place: &Place) {
 }
 
 /// A Redis whose settings permit fencing.
-fn redis() -> (Redis, Place) {
+fn redis() -> (Redis, TestDir) {
     let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let url = format!("{}?fencing=counter", redis.url());
-    (redis, Place::new().over(&url))
+    (redis, TestDir::new().over(&url))
 }
 
 #[test]
 fn our_service_loses_updates_without_a_fence() {
-    let (place, _node) = Place::new().served();
-    loses_without_a_fence(&place);
+    let (test, _node) = TestDir::new().served();
+    loses_without_a_fence(&test);
 }
 
 #[test]
 fn our_service_loses_one_update_with_a_check_on_writes() {
-    let (place, _node) = Place::new().served();
-    loses_less_with_a_check_on_writes(&place);
+    let (test, _node) = TestDir::new().served();
+    loses_less_with_a_check_on_writes(&test);
 }
 
 #[test]
 fn our_service_loses_no_update_with_enter() {
-    let (place, _node) = Place::new().served();
-    never_loses_with_enter(&place);
+    let (test, _node) = TestDir::new().served();
+    never_loses_with_enter(&test);
 }
 
 #[test]
 fn redis_loses_updates_without_a_fence() {
-    let (_redis, place) = redis();
-    loses_without_a_fence(&place);
+    let (_redis, test) = redis();
+    loses_without_a_fence(&test);
 }
 
 #[test]
 fn redis_loses_one_update_with_a_check_on_writes() {
-    let (_redis, place) = redis();
-    loses_less_with_a_check_on_writes(&place);
+    let (_redis, test) = redis();
+    loses_less_with_a_check_on_writes(&test);
 }
 
 #[test]
 fn redis_loses_no_update_with_enter() {
-    let (_redis, place) = redis();
-    never_loses_with_enter(&place);
+    let (_redis, test) = redis();
+    never_loses_with_enter(&test);
 }
 
 #[test]
 fn file_locks_are_held_through_a_pause() {
-    let place = Place::new();
-    let figures = place.tortured("--fence none --faults pause,kill", exit::OK);
+    let test = TestDir::new();
+    let figures = test.tortured("--fence none --faults pause,kill", exit::OK);
     let injected = (figures.injected("pause"), figures.injected("kill"), figures.injected("held_through"));
     assert_eq!(injected, (3, 3, 3), "every pause, and no kill, is held through: {figures:?}");
     assert_eq!((figures.of("lost"), figures.of("overlaps")), (0, 0), "{figures:?}");
@@ -149,28 +149,28 @@ fn file_locks_are_held_through_a_pause() {
 }
 
 /// A database prepared for locks, and a test directory with it as the lock service.
-fn postgres() -> (Postgres, Place) {
+fn postgres() -> (Postgres, TestDir) {
     let server = Postgres::start();
-    let place = Place::new().over(&format!("{}?lock=session", server.url()));
-    let made = place.bare(["postgres", "init", &server.url()]).ended();
+    let test = TestDir::new().over(&format!("{}?lock=session", server.url()));
+    let made = test.bare(["postgres", "init", &server.url()]).ended();
     assert_eq!(made.code, 0, "{made:?}");
-    (server, place)
+    (server, test)
 }
 
 #[track_caller]
-fn holds_through_a_pause(place: &Place) {
-    let paused = place.tortured("--fence none --faults pause", exit::OK);
+fn holds_through_a_pause(test: &TestDir) {
+    let paused = test.tortured("--fence none --faults pause", exit::OK);
     assert_eq!((paused.injected("pause"), paused.injected("held_through")), (3, 3), "{paused:?}");
     assert_eq!((paused.of("lost"), paused.of("overlaps")), (0, 0), "{paused:?}");
 }
 
 #[track_caller]
-fn is_cut_off(place: &Place) {
-    let cut = place.tortured("--fence none --faults cut", exit::NO);
+fn is_cut_off(test: &TestDir) {
+    let cut = test.tortured("--fence none --faults cut", exit::NO);
     assert_eq!((cut.injected("cut"), cut.injected("held_through")), (3, 0), "{cut:?}");
     assert!(cut.of("lost") >= 2, "{cut:?}");
 
-    let fenced = place.tortured("--fence enter --faults cut", exit::OK);
+    let fenced = test.tortured("--fence enter --faults cut", exit::OK);
     assert_eq!((fenced.injected("cut"), fenced.injected("held_through")), (3, 0), "{fenced:?}");
     assert_eq!((fenced.of("lost"), fenced.of("token_regressions")), (0, 0), "{fenced:?}");
     assert!(fenced.of("stale_rejected") >= 2, "{fenced:?}");
@@ -178,27 +178,27 @@ fn is_cut_off(place: &Place) {
 
 #[test]
 fn session_locks_are_held_through_a_pause() {
-    let (_server, place) = postgres();
-    holds_through_a_pause(&place);
+    let (_server, test) = postgres();
+    holds_through_a_pause(&test);
 }
 
 #[test]
 fn disconnected_session_lock_loses_updates_without_a_fence_only() {
-    let (_server, place) = postgres();
-    is_cut_off(&place);
+    let (_server, test) = postgres();
+    is_cut_off(&test);
 }
 
 #[test]
 fn redlock_loses_updates_and_cannot_be_fenced() {
     let nodes = [Redis::start(), Redis::start(), Redis::start()];
     let hosts: Vec<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
-    let place = Place::new().over(&format!("redlock://{}", hosts.join(",")));
+    let test = TestDir::new().over(&format!("redlock://{}", hosts.join(",")));
     for fence in ["write", "enter"] {
-        let ended = place.torture(&format!("--fence {fence}"));
+        let ended = test.torture(&format!("--fence {fence}"));
         ended
             .is_json_error(exit::USAGE, &[&format!("--fence {fence}"), "not possible", "redlock", "counter"]);
     }
-    let figures = place.tortured("--fence none --faults pause", exit::NO);
+    let figures = test.tortured("--fence none --faults pause", exit::NO);
     assert_eq!((figures.injected("pause"), figures.injected("held_through")), (3, 0), "{figures:?}");
     assert!(figures.of("lost") >= 2, "{figures:?}");
     assert_eq!(figures.0["token_regressions"], Value::Null, "{figures:?}");
@@ -206,9 +206,9 @@ fn redlock_loses_updates_and_cannot_be_fenced() {
 
 #[test]
 fn stopped_lock_server_causes_its_holder_to_lose_the_lock() {
-    let (redis, place) = redis();
+    let (redis, test) = redis();
     let pid = redis.pid().unwrap();
-    let figures = place.tortured(&format!("--fence none --faults server --server-pid {pid}"), exit::NO);
+    let figures = test.tortured(&format!("--fence none --faults server --server-pid {pid}"), exit::NO);
     assert_eq!((figures.injected("server"), figures.injected("held_through")), (2, 0), "{figures:?}");
     assert!(figures.of("lost") >= 2, "{figures:?}");
     assert_eq!(redis.cli(&["PING"]).trim(), "PONG", "it goes on");
@@ -216,19 +216,17 @@ fn stopped_lock_server_causes_its_holder_to_lose_the_lock() {
 
 #[test]
 fn impossible_options_are_refused_before_the_run() {
-    let place = Place::new();
-    place
-        .torture("--faults cut")
+    let test = TestDir::new();
+    test.torture("--faults cut")
         .is_json_error(exit::USAGE, &["--faults cut", "file:", "--faults pause,kill"]);
-    place.torture("--locks memory:").is_json_error(exit::USAGE, &["memory:", "process"]);
-    place.torture("--faults server").is_json_error(exit::USAGE, &["--server-pid"]);
-    place.ran("torture --resource file:///tmp --pause 2x").is_one_line(exit::USAGE, &["2x", "2m"]);
-    place
-        .ran("torture --resource file:///tmp --pause 1e9x-ttl")
+    test.torture("--locks memory:").is_json_error(exit::USAGE, &["memory:", "process"]);
+    test.torture("--faults server").is_json_error(exit::USAGE, &["--server-pid"]);
+    test.ran("torture --resource file:///tmp --pause 2x").is_one_line(exit::USAGE, &["2x", "2m"]);
+    test.ran("torture --resource file:///tmp --pause 1e9x-ttl")
         .is_one_line(exit::USAGE, &["1e9x-ttl", "100"]);
-    place.torture("--workers 1").is_json_error(exit::USAGE, &["1", "2..=64"]);
-    place.ran("torture").is_one_line(exit::USAGE, &["--resource"]);
-    place.ran("torture --worker").is_one_line(exit::INTERNAL, &["no orders"]);
+    test.torture("--workers 1").is_json_error(exit::USAGE, &["1", "2..=64"]);
+    test.ran("torture").is_one_line(exit::USAGE, &["--resource"]);
+    test.ran("torture --worker").is_one_line(exit::INTERNAL, &["no orders"]);
     let own = std::process::id();
     for (resource, words) in [
         ("file:///nowhere/at/all", vec!["/nowhere/at/all", "no directory"]),
@@ -236,7 +234,7 @@ fn impossible_options_are_refused_before_the_run() {
         ("nonsense", vec!["nonsense", "scheme"]),
     ] {
         let line = format!("torture --resource {resource} --server-pid {own}");
-        let ended = place.ran(&line);
+        let ended = test.ran(&line);
         assert!(ended.code == i32::from(exit::USAGE) || ended.code == i32::from(exit::CANNOT_CREATE));
         assert_eq!(ended.err.lines().count(), 1, "{ended:?}");
         assert!(words.iter().all(|word| ended.err.contains(word)), "{ended:?}");
@@ -252,14 +250,14 @@ fn children(parent: u32) -> Vec<u32> {
 
 #[test]
 fn interrupted_run_reports_and_leaves_nothing() {
-    let place = Place::new();
-    std::fs::create_dir(place.ledgers()).unwrap();
-    let resource = format!("file://{}", place.ledgers().display());
+    let test = TestDir::new();
+    std::fs::create_dir(test.ledgers()).unwrap();
+    let resource = format!("file://{}", test.ledgers().display());
     let mut running =
-        place.lockkeeper(["torture", "--resource", &resource, "--duration", "1h", "--json"]).started();
+        test.lockkeeper(["torture", "--resource", &resource, "--duration", "1h", "--json"]).started();
     let conductor = running.child_mut().id();
     let ledger = || {
-        let mut entries = std::fs::read_dir(place.ledgers()).unwrap().flatten();
+        let mut entries = std::fs::read_dir(test.ledgers()).unwrap().flatten();
         let text = entries.find(|entry| entry.path().extension().is_none());
         text.and_then(|entry| std::fs::read_to_string(entry.path()).ok()).unwrap_or_default()
     };
@@ -276,17 +274,17 @@ fn interrupted_run_reports_and_leaves_nothing() {
     for worker in workers {
         assert!(!PathBuf::from(format!("/proc/{worker}")).exists(), "worker {worker} is left");
     }
-    assert_eq!(std::fs::read_dir(place.ledgers()).unwrap().count(), 0, "a ledger is left");
+    assert_eq!(std::fs::read_dir(test.ledgers()).unwrap().count(), 0, "a ledger is left");
 }
 
 #[test]
 fn workers_end_with_a_killed_conductor() {
-    let place = Place::new();
-    std::fs::create_dir(place.ledgers()).unwrap();
-    let resource = format!("file://{}", place.ledgers().display());
-    let mut command = place.lockkeeper(["torture", "--resource", &resource, "--duration", "1h"]);
+    let test = TestDir::new();
+    std::fs::create_dir(test.ledgers()).unwrap();
+    let resource = format!("file://{}", test.ledgers().display());
+    let mut command = test.lockkeeper(["torture", "--resource", &resource, "--duration", "1h"]);
     // A killed conductor can't clean up, so its files must be in the test directory, which is removed.
-    let mut running = command.env("TMPDIR", place.path("")).started();
+    let mut running = command.env("TMPDIR", test.path("")).started();
     let conductor = running.child_mut().id();
     wait_until("there are workers", || children(conductor).len() == 3);
     let workers = children(conductor);
@@ -298,29 +296,29 @@ fn workers_end_with_a_killed_conductor() {
 
 #[test]
 fn keep_prints_the_locations_and_the_report_is_text() {
-    let place = Place::new();
-    std::fs::create_dir(place.ledgers()).unwrap();
-    let resource = format!("file://{}", place.ledgers().display());
+    let test = TestDir::new();
+    std::fs::create_dir(test.ledgers()).unwrap();
+    let resource = format!("file://{}", test.ledgers().display());
     let words = ["torture", "--resource", &resource, "--faults", "kill", "--duration", "1s", "--keep"];
-    let ended = place.lockkeeper(words).ended();
+    let ended = test.lockkeeper(words).ended();
     assert_eq!(ended.code, 0, "{ended:?}");
     assert!(ended.out.contains("verdict") && ended.out.contains("nothing was lost"), "{ended:?}");
     let kept = ended.err.lines().find(|line| line.contains("kept: ")).unwrap();
     let logs = PathBuf::from(kept.rsplit("logs ").next().unwrap());
     assert!(std::fs::read_dir(&logs).unwrap().count() >= 6, "three workers, three in their place");
     std::fs::remove_dir_all(logs).unwrap();
-    assert!(std::fs::read_dir(place.ledgers()).unwrap().count() >= 1);
+    assert!(std::fs::read_dir(test.ledgers()).unwrap().count() >= 1);
 }
 
 #[test]
 fn ledger_in_redis_is_fenced_and_removed() {
-    let (redis, place) = redis();
+    let (redis, test) = redis();
     let tortured = |fence: &str, code: u8| {
         let line = format!(
             "torture --resource {} --fence {fence} --faults pause --pause 1200ms --duration 1s --json",
             redis.url()
         );
-        let ended = place.ran(&line);
+        let ended = test.ran(&line);
         assert_eq!((ended.code, ended.err.as_str()), (i32::from(code), ""), "{ended:?}");
         Figures(serde_json::from_str(&ended.out).unwrap())
     };
@@ -338,17 +336,17 @@ fn ledger_in_redis_is_fenced_and_removed() {
 #[test]
 fn ledger_in_postgres_is_fenced_and_removed() {
     let server = Postgres::start();
-    let (_redis, place) = redis();
+    let (_redis, test) = redis();
     let line = |fence: &str| {
         let resource = server.url();
         format!(
             "torture --resource {resource} --fence {fence} --faults pause --pause 1200ms --duration 1s --json"
         )
     };
-    place.ran(&line("enter")).is_json_error(exit::USAGE, &["lockkeeper_fence", "SCHEMA_SQL"]);
+    test.ran(&line("enter")).is_json_error(exit::USAGE, &["lockkeeper_fence", "SCHEMA_SQL"]);
     server.psql(lockkeeper_fence::postgres::SCHEMA_SQL);
     let tortured = |fence: &str, code: u8| {
-        let ended = place.ran(&line(fence));
+        let ended = test.ran(&line(fence));
         assert_eq!((ended.code, ended.err.as_str()), (i32::from(code), ""), "{ended:?}");
         Figures(serde_json::from_str(&ended.out).unwrap())
     };

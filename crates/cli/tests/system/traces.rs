@@ -22,7 +22,7 @@ use tonic::transport::server::{ServerTlsConfig, TcpIncoming};
 use tonic::{Request, Response, Status};
 
 use crate::node::Node;
-use crate::support::{CommandExt, Place, wait_until};
+use crate::support::{CommandExt, TestDir, wait_until};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
@@ -143,18 +143,18 @@ fn check_stages(spans: &BTreeMap<String, (String, Span)>) {
 }
 
 /// A node that sends its traces to this collector.
-fn traced_node(place: &Place, collector: &Collector) -> Node {
+fn traced_node(test: &TestDir, collector: &Collector) -> Node {
     let options = ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--otlp", &collector.url];
-    place.begin("data", &options).ready()
+    test.begin("data", &options).ready()
 }
 
 #[test]
 fn run_is_one_trace_from_its_caller_to_the_leader() {
     let collector = Collector::start();
-    let place = Place::new();
-    let node = traced_node(&place, &collector);
+    let test = TestDir::new();
+    let node = traced_node(&test, &collector);
     let job = "echo $TRACEPARENT $LOCKKEEPER_TOKEN > job; exit 3";
-    let ended = place
+    let ended = test
         .bare(["run", "--locks", &node.url(), "--otlp", &collector.url, "orders/42", "--", "sh", "-c", job])
         .env("TRACEPARENT", format!("00-{TRACE}-{CALLER}-01"))
         .ended();
@@ -170,7 +170,7 @@ fn run_is_one_trace_from_its_caller_to_the_leader() {
     assert_eq!((service.as_str(), &served.parent_span_id), ("lockkeeper", &acquire.span_id));
     assert_eq!(text(&served.attributes, "lockkeeper.outcome"), "granted");
     assert_eq!(text(&acquire.attributes, "outcome"), "acquired");
-    let job = fs::read_to_string(place.path("job")).unwrap();
+    let job = fs::read_to_string(test.path("job")).unwrap();
     let token = number(served, "lockkeeper.token");
     assert_eq!(job, format!("00-{TRACE}-{}-01 {token}\n", hex(&run.span_id)));
     assert_eq!(number(acquire, "token"), token);
@@ -180,11 +180,11 @@ fn run_is_one_trace_from_its_caller_to_the_leader() {
 #[test]
 fn unsampled_run_sends_nothing() {
     let collector = Collector::start();
-    let place = Place::new();
-    let node = traced_node(&place, &collector);
+    let test = TestDir::new();
+    let node = traced_node(&test, &collector);
     let (url, locks) = (collector.url.clone(), node.url());
     let run = |traceparent: Option<&str>| {
-        let mut command = place.bare(["run", "--locks", &locks, "--otlp", &url, "a", "--", "true"]);
+        let mut command = test.bare(["run", "--locks", &locks, "--otlp", &url, "a", "--", "true"]);
         let ended = command.envs(traceparent.map(|it| ("TRACEPARENT", it))).ended();
         assert_eq!(ended.code, 0, "{ended:?}");
     };
@@ -201,8 +201,8 @@ fn unsampled_run_sends_nothing() {
 #[test]
 fn leader_traces_what_a_follower_forwards() {
     let collector = Collector::start();
-    let place = Place::new();
-    let (nodes, _ports) = place.begin_three_with(&["--otlp", &collector.url]);
+    let test = TestDir::new();
+    let (nodes, _ports) = test.begin_three_with(&["--otlp", &collector.url]);
     let curl = |words: &[&str]| {
         let ended = Command::new("curl").args(["-sS", "--fail-with-body"]).args(words).ended();
         serde_json::from_str::<serde_json::Value>(&ended.out).unwrap_or_else(|_| panic!("{ended:?}"))
@@ -231,12 +231,12 @@ fn wait_for_a_held_lock_is_a_span() {
     const PAGE: &str = include_str!("../../../../docs/metrics.md");
     const WAIT: &str = "lockkeeper.service.wait";
     let collector = Collector::start();
-    let place = Place::new();
-    let node = traced_node(&place, &collector);
-    let place = place.over(&node.url());
-    let _holder = place.holder("a", &[]);
+    let test = TestDir::new();
+    let node = traced_node(&test, &collector);
+    let test = test.over(&node.url());
+    let _holder = test.holder("a", &[]);
     let run = ["run", "--otlp", &collector.url, "--wait", "2s", "a", "--", "true"];
-    let ended = place.lockkeeper(run).env("TRACEPARENT", format!("00-{TRACE}-{CALLER}-01")).ended();
+    let ended = test.lockkeeper(run).env("TRACEPARENT", format!("00-{TRACE}-{CALLER}-01")).ended();
     assert_eq!(ended.code, i32::from(exit::BUSY), "{ended:?}");
     let spans = collector.spans(TRACE, &["lockkeeper.run", "lockkeeper.acquire", SERVED, WAIT]);
     check_stages(&spans);
@@ -254,13 +254,13 @@ fn wait_for_a_held_lock_is_a_span() {
 /// Locks work as before, one line says why there are no traces, and another when there are again.
 #[test]
 fn unreachable_collector_is_reported_once() {
-    let place = Place::new();
-    let address = place.address();
+    let test = TestDir::new();
+    let address = test.address();
     let unreachable = format!("http://{address}");
-    let node = place.begin("data", &["--listen", "127.0.0.1:0", "--otlp", &unreachable]).ready();
+    let node = test.begin("data", &["--listen", "127.0.0.1:0", "--otlp", &unreachable]).ready();
     let lost = format!("traces are lost until the collector at {unreachable} takes them");
     let run =
-        || place.bare(["run", "--locks", &node.url(), "--otlp", &unreachable, "a", "--", "true"]).ended();
+        || test.bare(["run", "--locks", &node.url(), "--otlp", &unreachable, "a", "--", "true"]).ended();
     for _ in 0..2 {
         let ended = run();
         assert_eq!((ended.code, ended.err.matches(&lost).count()), (0, 1), "{ended:?}");
@@ -280,11 +280,11 @@ fn unreachable_collector_is_reported_once() {
 /// reported.
 #[test]
 fn silent_collector_is_reported() {
-    let place = Place::new();
+    let test = TestDir::new();
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let words = ["run", "--otlp", &url, "--status-file", "status", "a", "--", "true"];
-    let ended = place.lockkeeper(words).ended();
+    let ended = test.lockkeeper(words).ended();
     assert_eq!((ended.code, ended.err.lines().count()), (0, 1), "{ended:?}");
     assert!(ended.err.contains("traces are lost") && ended.err.contains(&url), "{ended:?}");
 }
@@ -292,10 +292,10 @@ fn silent_collector_is_reported() {
 #[test]
 fn node_that_stops_sends_its_last_spans() {
     let collector = Collector::start();
-    let place = Place::new();
-    let node = traced_node(&place, &collector);
+    let test = TestDir::new();
+    let node = traced_node(&test, &collector);
     let run = ["run", "--locks", &node.url(), "--otlp", &collector.url, "a", "--", "true"];
-    let ended = place.bare(run).env("TRACEPARENT", format!("00-{TRACE}-{CALLER}-01")).ended();
+    let ended = test.bare(run).env("TRACEPARENT", format!("00-{TRACE}-{CALLER}-01")).ended();
     assert_eq!(ended.code, 0, "{ended:?}");
     assert_eq!(node.stopped(Signal::SIGTERM).code, 0);
     let spans = collector.spans.0.lock().unwrap();
@@ -308,28 +308,28 @@ fn traces_are_sent_by_tls() {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let identity = tonic::transport::Identity::from_pem(made.cert.pem(), made.signing_key.serialize_pem());
     let collector = Collector::start_at("127.0.0.1:0", Some(identity));
-    let place = Place::new();
+    let test = TestDir::new();
     let run = || {
-        let mut command = place.lockkeeper(["run", "--otlp", &collector.url, "a", "--", "true"]);
+        let mut command = test.lockkeeper(["run", "--otlp", &collector.url, "a", "--", "true"]);
         command.env("TRACEPARENT", format!("00-{TRACE}-{CALLER}-01"));
         command
     };
     let refused = run().ended();
     assert!(refused.code == 0 && refused.err.contains("traces are lost"), "{refused:?}");
     assert!(collector.spans.0.lock().unwrap().is_empty());
-    fs::write(place.path("authorities.pem"), made.cert.pem()).unwrap();
-    let ended = run().env("SSL_CERT_FILE", place.path("authorities.pem")).ended();
+    fs::write(test.path("authorities.pem"), made.cert.pem()).unwrap();
+    let ended = run().env("SSL_CERT_FILE", test.path("authorities.pem")).ended();
     assert_eq!((ended.code, ended.err.as_str()), (0, ""), "{ended:?}");
     collector.spans(TRACE, &["lockkeeper.run", "lockkeeper.acquire"]);
     // Without any authority, a run goes on, and a node does not start.
-    fs::write(place.path("none.pem"), "").unwrap();
-    let ended = run().env("SSL_CERT_FILE", place.path("none.pem")).env("SSL_CERT_DIR", "none").ended();
+    fs::write(test.path("none.pem"), "").unwrap();
+    let ended = run().env("SSL_CERT_FILE", test.path("none.pem")).env("SSL_CERT_DIR", "none").ended();
     assert!(ended.code == 0 && ended.err.contains("traces"), "{ended:?}");
 }
 
 #[test]
 fn wrong_address_of_a_collector_is_refused() {
-    let place = Place::new();
+    let test = TestDir::new();
     for wrong in [
         "localhost:4317",
         "ftp://a",
@@ -342,7 +342,7 @@ fn wrong_address_of_a_collector_is_refused() {
         for words in
             [&["run", "--otlp", wrong, "a", "--", "true"][..], &["serve", "--data", "d", "--otlp", wrong]]
         {
-            let ended = place.lockkeeper(words).ended();
+            let ended = test.lockkeeper(words).ended();
             assert_eq!(ended.code, i32::from(exit::USAGE), "{ended:?}");
             assert!(ended.err.contains(wrong) && ended.err.contains("http://HOST:4317"), "{ended:?}");
         }

@@ -8,13 +8,13 @@ pub mod memory;
 #[cfg(feature = "service")]
 pub(crate) mod service;
 
-/// API of DynamoDB alone.
+/// API specific to DynamoDB.
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb {
     pub use lockkeeper_dynamodb::init;
 }
 
-/// API of PostgreSQL alone.
+/// API specific to PostgreSQL.
 #[cfg(feature = "postgres")]
 pub mod postgres {
     pub use lockkeeper_postgres::{
@@ -50,7 +50,7 @@ pub struct Scheme {
     pub feature: Option<&'static str>,
 }
 
-/// The schemes of a lock service whose features are not named like them.
+/// The cargo feature of a scheme: the second argument, or else the name of the scheme.
 macro_rules! feature_of {
     ($name:literal) => {
         Some($name)

@@ -11,8 +11,8 @@ use super::{FinishReply, Finishing, Machine, Spec, pause};
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) struct PendingAcquire {
     pub(super) limits: AcquireLimits,
-    /// From when the backend's silence counts: the time of the request, of the backend's latest answer to it,
-    /// or of its restart.
+    /// The start of the backend's silence: when the request was made or restarted, or when the backend last
+    /// answered it.
     pub(super) since: BootInstant,
     /// The backend has answered that the lock is not free.
     pub(super) is_known_busy: bool,

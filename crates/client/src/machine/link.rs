@@ -25,19 +25,19 @@ pub(super) enum SessionPhase {
     Closing,
 }
 
-/// The sessions that were opened one soon after the other, since each has ended: a service that ends every
-/// session at once must not be called in a loop.
+/// Limits how fast new sessions are opened: a service that ends every session at once must not be called in a
+/// loop.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(test, derive(Hash))]
 pub(super) struct Opens {
     last: Option<BootInstant>,
-    /// How many have followed an earlier one within [`SOON`].
+    /// How many opens in a row have followed the previous one within [`SOON`].
     soon: u32,
 }
 
-/// Longer than the longest pause.
+/// An open later than this after the previous one counts as the first. Longer than the longest pause.
 const SOON: Duration = RETRY_MAX.saturating_mul(2);
-/// Enough for the longest pause.
+/// The count at which the pause is longest.
 const SOON_MAX: u32 = 7;
 
 impl Opens {
@@ -47,7 +47,7 @@ impl Opens {
         self.last = Some(now);
     }
 
-    /// Not before this time; the first one may follow at once.
+    /// The earliest time of the next open; the first reopening may be immediate.
     fn next(&self) -> Option<BootInstant> {
         Some(self.last? + pause(self.soon.checked_sub(1)?))
     }
@@ -93,7 +93,7 @@ impl Machine {
         !self.stopping && !self.pending.is_empty()
     }
 
-    /// When the next session is to be opened that has to wait.
+    /// When the next session will be opened, if its open has to wait.
     pub(super) fn next_open(&self) -> Option<BootInstant> {
         self.opens.next().filter(|_| self.link == SessionPhase::Closed && self.wants_session())
     }

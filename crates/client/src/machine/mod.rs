@@ -2,10 +2,10 @@
 //! callers.
 //!
 //! `handle(now, event)` in, [`Output`]s out; no clock, no I/O, no randomness. Production and tests run the
-//! same code. With the feature `machine` it is public, for programs that play it or check it; its types may
-//! change in every release. Responsible for: the session's lease deadline (P5), renewal and its retries,
-//! numbering and retries of commands (P7), loss, `max_hold`, revocation, wait limits, and giving up without
-//! leaving an orphan (P12).
+//! same code. Public with the feature `machine`, for programs that simulate or check it; its types may change
+//! in every release. Responsible for: the session's lease deadline (P5), renewal and its retries, numbering
+//! and retries of commands (P7), loss, `max_hold`, revocation, wait limits, and giving up without leaving an
+//! orphan (P12).
 //!
 //! `hold.rs` numbers and repeats calls, `answers.rs` handles their answers, `link.rs` the state of the
 //! connection.
@@ -245,7 +245,7 @@ impl Machine {
         Some((seq, target, self.done_through()))
     }
 
-    /// A change is answered, or its caller waits for it no more.
+    /// The change is answered, or its caller no longer waits for it.
     pub fn end_change(&mut self, seq: Seq) {
         self.unanswered.remove(&seq);
     }

@@ -14,9 +14,9 @@ use super::{OnceRecord, OnceStore, prefixed};
 
 /// Records in a table of DynamoDB: an item each, whose partition key is a string.
 ///
-/// An item has `lockkeeper:once:` and the key, so that the table may have locks as well; the string
-/// `attempt`, the binary `outcome`, and `expires` (seconds since 1970) if records are kept for a time: let
-/// the table's time to live use that attribute.
+/// An item's key is `lockkeeper:once:` and the record's key, so that the table may also contain locks. Its
+/// attributes are the string `attempt`, the binary `outcome`, and, if records are kept for a time, `expires`
+/// (seconds since 1970): let the table's time to live use that attribute.
 #[derive(Clone, Debug)]
 pub struct DynamoDbRecords {
     client: Client,
@@ -31,18 +31,17 @@ impl DynamoDbRecords {
         Self { client, table: table.into(), partition_key: "key".to_owned(), keep: None }
     }
 
-    /// Records in the table of a `dynamodb://` URL as of a lock table, which `lockkeeper dynamodb init`
-    /// creates. Region and credentials are those of AWS's tools unless the URL has them. Does not contact
-    /// DynamoDB.
+    /// Records in the table of a `dynamodb://` URL; `lockkeeper dynamodb init` creates such a table. Region
+    /// and credentials are those of AWS's tools unless the URL has them. Does not contact DynamoDB.
     ///
     /// # Errors
-    /// The URL is invalid, or there is no region or are no credentials.
+    /// The URL is invalid, or there is no region, or there are no credentials.
     pub async fn connect(url: &str) -> Result<Self, ConnectError> {
         let (client, table, partition_key) = lockkeeper_dynamodb::client(url).await?;
         Ok(Self { client, table, partition_key, keep: None })
     }
 
-    /// Lets DynamoDB delete each record some time after this one.
+    /// Lets DynamoDB delete each record some time after `time` has passed.
     #[must_use]
     pub fn keep_for(self, time: Duration) -> Self {
         Self { keep: Some(time), ..self }

@@ -1,4 +1,4 @@
-//! Records in a directory: a file each.
+//! Records as files in a directory.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -10,17 +10,17 @@ use lockkeeper_backend::hex;
 use super::{OnceRecord, OnceStore};
 
 /// Records in a directory of a local filesystem, one file each, for the processes of one host. A record is on
-/// the disk before the work counts as done. To remove old ones, delete files by their age.
+/// disk before the work counts as done. To remove old records, delete files by their age.
 ///
-/// The file's name is the SHA-256 of the key, in hexadecimal digits; it has the attempt, a line feed, and the
-/// outcome.
+/// The file's name is the SHA-256 of the key, in hexadecimal digits; its content is the attempt, a line feed,
+/// and the outcome.
 #[derive(Clone, Debug)]
 pub struct FileRecords {
     dir: PathBuf,
 }
 
 impl FileRecords {
-    /// Records in this directory, which is created with the first one; its parent should be there.
+    /// Records in this directory, which is created with the first record; its parent should exist.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into() }
     }

@@ -1,5 +1,5 @@
-//! Work that is done once per key: a lock keeps two from doing it at the same time, and a record of its
-//! outcome keeps later ones from doing it again.
+//! Work that is done once per key: a lock excludes concurrent callers, and a record of the outcome keeps
+//! later callers from repeating the work.
 //!
 //! ```
 //! use lockkeeper::once::{MemoryRecords, OnceError};
@@ -20,14 +20,13 @@
 //! - Once, if the work writes the record itself, in the transaction of its effect
 //!   ([`PostgresRecords::put_in`], [`SqliteRecords::put_in`]): the second of two transactions finds the
 //!   record.
-//! - Otherwise at least once: a process that dies between its work and the record has left no trace, and the
-//!   next one does the work again. Pass the key on to whoever performs the effect, if they have idempotency
-//!   keys of their own.
+//! - Otherwise at least once: if a process dies between the work and the record, the next caller repeats the
+//!   work. If the service that performs the effect supports idempotency keys, pass it the key.
 //!
 //! An error of the work is not recorded, and the next call tries again.
 //!
-//! Records are kept until somebody deletes them, or for the time that a store was given. Keep them for longer
-//! than any retry of the same key can take.
+//! Records are kept until they are deleted, or for the time that the store is configured with. Keep them
+//! longer than any retry of the same key can take.
 
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
@@ -69,7 +68,7 @@ pub const KEY_BYTES_MAX: usize = 512;
 /// The largest outcome, in bytes.
 pub const OUTCOME_BYTES_MAX: usize = 64 * 1024;
 
-/// Where outcomes are recorded.
+/// A store of outcomes.
 pub trait OnceStore: Send + Sync {
     /// Why a call failed.
     type Error: Into<Box<dyn Error + Send + Sync>>;
@@ -86,10 +85,10 @@ pub trait OnceStore: Send + Sync {
     ) -> impl Future<Output = Result<OnceRecord, Self::Error>> + Send;
 }
 
-/// That the work of a key was done.
+/// The record that the work of a key was done.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OnceRecord {
-    /// The attempt that did it: 32 hexadecimal digits, of [`OnceAttempt::id`].
+    /// The id of the attempt that did the work ([`OnceAttempt::id`]): 32 hexadecimal digits.
     pub attempt: String,
     /// What the work returned.
     pub outcome: Vec<u8>,
@@ -141,14 +140,13 @@ pub struct Once {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OnceError {
-    /// The key has no or too many bytes.
+    /// The key is empty or too long.
     #[error("the key has {bytes} bytes; 1 to {KEY_BYTES_MAX} are allowed")]
     Key {
         /// The length of the key.
         bytes: usize,
     },
-    /// The lock was not acquired, or it was lost while the work ran. The work is recorded only if it had
-    /// ended.
+    /// The lock was not acquired, or was lost while the work ran. The work is recorded only if it had ended.
     #[error(transparent)]
     Hold(#[from] HoldError),
     /// The records could not be read. The work was not done.
@@ -159,8 +157,8 @@ pub enum OnceError {
         /// The store's error.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The work was done, and its record could not be written: it may be absent, and the next call then does
-    /// the work again.
+    /// The work was done, but its record could not be written: the record may be missing, and then the next
+    /// call repeats the work.
     #[error("the work was done, but its record for `{key}` could not be written")]
     Write {
         /// The key.
@@ -190,14 +188,14 @@ impl From<AcquireError> for OnceError {
     }
 }
 
-/// The work of [`Lock::once`] as it runs; it is the guard of the lock, too.
+/// The running work of [`Lock::once`]. Dereferences to the guard of the lock.
 pub struct OnceAttempt<'a, F: Kind> {
     held: Held<'a, F>,
     id: String,
 }
 
 impl<F: Kind> OnceAttempt<'_, F> {
-    /// The attempt's random id, which its record has: 32 hexadecimal digits.
+    /// The attempt's random id, which is in its record: 32 hexadecimal digits.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
@@ -225,12 +223,12 @@ impl<F: Kind> fmt::Debug for OnceAttempt<'_, F> {
 }
 
 impl<F: Kind> Lock<F> {
-    /// Does the work of a key unless `store` has its outcome, and records it there; see [`crate::once`].
-    /// Takes the lock only if there is no record yet. All who do the work of one key must do it under one
-    /// lock.
+    /// Does the work of a key and records its outcome in `store`, unless `store` has the outcome already; see
+    /// [`crate::once`]. Takes the lock only if there is no record yet. All callers with the same key must use
+    /// the same lock.
     ///
     /// # Errors
-    /// The work's own, or [`OnceError`].
+    /// The error of the work, or [`OnceError`].
     pub async fn once<S: OnceStore, E: From<OnceError>>(
         &self,
         key: &str,
@@ -262,7 +260,7 @@ impl<F: Kind> Lock<F> {
             return Ok(write(store, key, record).await?);
         }
         match (ran, done) {
-            // A lock that was lost after the record was written has done its duty.
+            // A loss of the lock after the record was written does no harm.
             (Ok(()) | Err(UnderLock::Hold(_)), Some(once)) => Ok(once),
             (Err(UnderLock::Work(error)), _) => Err(error),
             (Err(UnderLock::Own(error)), _) => Err(error.into()),
@@ -303,7 +301,7 @@ async fn write<S: OnceStore>(store: &S, key: &str, record: &OnceRecord) -> Resul
     }
 }
 
-/// The key of a record in a store that holds other things as well.
+/// The key of a record in a store that is shared with other data.
 #[cfg(any(feature = "dynamodb", feature = "redis"))]
 fn prefixed(key: &str) -> String {
     format!("lockkeeper:once:{key}")

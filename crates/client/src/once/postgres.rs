@@ -23,7 +23,7 @@ impl PostgresRecords {
     recorded_at timestamptz NOT NULL DEFAULT now()
 )";
 
-    /// Records by way of this connection.
+    /// Records over this connection.
     #[must_use]
     pub fn new(client: Arc<Client>) -> Self {
         Self { client }
@@ -37,9 +37,9 @@ impl PostgresRecords {
         self.client.batch_execute(Self::SCHEMA_SQL).await
     }
 
-    /// Stores the record within a transaction of the work: it is committed or rolled back with the work.
-    /// Returns whether the key had none; if it had, roll back. Waits for a concurrent transaction that stores
-    /// one.
+    /// Stores the record within a transaction of the work, so that it is committed or rolled back with the
+    /// work. `false`: the key has a record already, so roll back. Waits for a concurrent transaction that
+    /// stores a record of this key.
     ///
     /// # Errors
     /// The server's.

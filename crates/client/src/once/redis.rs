@@ -11,7 +11,7 @@ use super::{OnceRecord, OnceStore, prefixed};
 /// Records in Redis, each under the key `lockkeeper:once:KEY`: the attempt, a line feed, and the outcome.
 ///
 /// A record is as durable as that Redis: a fail-over to a replica, or a restart without `appendfsync always`,
-/// can lose the latest ones, and their work is then done again.
+/// can lose the latest records, and their work is then repeated.
 #[derive(Clone)]
 pub struct RedisRecords<C> {
     connection: C,
@@ -19,9 +19,9 @@ pub struct RedisRecords<C> {
 }
 
 impl<C> RedisRecords<C> {
-    /// Records by way of this connection, which is cloned for each call: a
-    /// [`RedisConnection`](crate::backends::RedisConnection), or one of the client library, whose replies
-    /// have no limit: a `MultiplexedConnection`, a `ConnectionManager`, or one of a cluster.
+    /// Records over this connection, which is cloned for each call: a
+    /// [`RedisConnection`](crate::backends::RedisConnection), or a connection of the client library, whose
+    /// replies have no size limit: a `MultiplexedConnection`, a `ConnectionManager`, or a cluster connection.
     pub fn new(connection: C) -> Self {
         Self { connection, keep: None }
     }

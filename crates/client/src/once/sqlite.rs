@@ -26,7 +26,7 @@ impl SqliteRecords {
     recorded_at INTEGER NOT NULL DEFAULT (strftime('%s', 'now'))
 ) WITHOUT ROWID";
 
-    /// Records by way of this connection. Creates the table unless it exists.
+    /// Records over this connection. Creates the table unless it exists.
     ///
     /// # Errors
     /// SQLite's.
@@ -35,8 +35,8 @@ impl SqliteRecords {
         Ok(Self { connection: Arc::new(Mutex::new(connection)) })
     }
 
-    /// Stores the record within a transaction of the work: it is committed or rolled back with the work.
-    /// Returns whether the key had none; if it had, roll back.
+    /// Stores the record within a transaction of the work, so that it is committed or rolled back with the
+    /// work. `false`: the key has a record already, so roll back.
     ///
     /// # Errors
     /// SQLite's.
@@ -46,7 +46,7 @@ impl SqliteRecords {
         Ok(transaction.execute(insert, params![key, record.attempt, record.outcome])? == 1)
     }
 
-    /// Runs a call where it may block.
+    /// Runs a call on a thread that may block.
     async fn call<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,

@@ -12,7 +12,7 @@ use crate::guard::Guard;
 use crate::kind::{Kind, Unfenced};
 use crate::lock::Lock;
 
-/// An election: at most one of those who campaign under its name leads.
+/// An election: at most one of the clients that campaign under its name leads.
 ///
 /// It is a lock of that name, and leadership is its exclusive hold: a [`Guard`], with a token where the lock
 /// service has them. The loss of leadership is signalled ([`Guard::lost`]) before another can lead (P5), and
@@ -44,12 +44,12 @@ pub struct Election<F: Kind = Unfenced> {
     lock: Lock<F>,
 }
 
-/// The leader of an election, as observers see it.
+/// The leader of an election, as returned to observers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Leader {
-    /// The token of its leadership; `None` if the lock service issues none. Resources that know it can refuse
-    /// an earlier leader.
+    /// The token of its leadership; `None` if the lock service issues none. Resources that check tokens can
+    /// refuse an earlier leader.
     pub token: Option<Token>,
     /// Its label.
     pub label: String,
@@ -67,10 +67,9 @@ impl<F: Kind> Election<F> {
         Self { lock: change(self.lock), ..self }
     }
 
-    /// Waits to be elected, as configured by [`Lock::wait`]: those who campaign lead one after the other, in
-    /// the order in which they began where the lock service is fair. `value` is proclaimed with the election;
-    /// observers never see the new leader without it. Campaign without a value where the lock service keeps
-    /// none.
+    /// Waits to be elected, as configured by [`Lock::wait`]. Candidates lead one after the other; in the
+    /// order of their campaigns where the lock service is fair. `value` is proclaimed with the election, so
+    /// observers never see the new leader without it. Must be empty where the lock service has no values.
     ///
     /// Cancel-safe: if the future is dropped at any await point, the client ends the candidature or the
     /// leadership in the background.
@@ -81,7 +80,7 @@ impl<F: Kind> Election<F> {
         self.lock.clone().value(value).acquire().await
     }
 
-    /// The present leader. It may have lost the election by the time of the answer.
+    /// The present leader. The answer may be outdated on arrival.
     ///
     /// # Errors
     /// [`BackendError`].
@@ -111,15 +110,14 @@ pub struct LeaderWatch {
 }
 
 impl LeaderWatch {
-    /// The leader, or `None` if nobody leads: at first the present one, then each time once it is another
-    /// one, or has proclaimed another value. Where the lock service has no watches, it is asked once a
-    /// second.
+    /// The leader, or `None` if nobody leads. The first call returns the present leader; each later call
+    /// waits until the leader or its value changes. A lock service without watches is polled once a second.
     ///
     /// Cancel-safe.
     ///
     /// # Errors
-    /// [`BackendError`]: for now it is not known who leads. The next call observes again, and returns the
-    /// leader even if it is the same.
+    /// [`BackendError`]: the leader is unknown. The next call returns the leader even if it is the same as
+    /// before.
     pub async fn next(&mut self) -> Result<Option<Leader>, BackendError> {
         let feed = self.feed.as_mut().map_err(|error| error.clone())?;
         loop {

@@ -1,5 +1,5 @@
-//! The locks of a recipe as they change: by a watch where the lock service has one, and else by looking once
-//! a second.
+//! Changes of the locks of a recipe: by a watch where the lock service has one, otherwise by polling once a
+//! second.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use lockkeeper_backend::{Backend, BackendError, BackendErrorKind, BoxFuture, Loc
 use lockkeeper_core::LockName;
 use tokio::time::{Instant, sleep_until};
 
-/// How often a lock service without watches is asked.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The pause before a watch that has ended is begun again.
+/// Polling interval for a lock service without watches.
+const POLL_EVERY: Duration = Duration::from_secs(1);
+/// The pause before a watch that has ended is restarted.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Which locks are followed.
@@ -30,22 +30,22 @@ pub(super) struct LockFeed {
 }
 
 enum Source {
-    /// A watch is to be begun at this time.
+    /// Start a watch at this time.
     Begin(Instant),
     Watch {
         watch: Watch,
-        /// The locks that the watch has sent, until they are complete.
+        /// The locks received so far, until the initial state is complete.
         states: Option<Vec<LockInfo>>,
     },
-    /// The lock service has no watches: it is to be asked at this time, or is being asked.
-    Look(Instant, Option<BoxFuture<'static, Result<Vec<LockInfo>, BackendError>>>),
+    /// The lock service has no watches: the time of the next poll, and the poll in progress.
+    Poll(Instant, Option<BoxFuture<'static, Result<Vec<LockInfo>, BackendError>>>),
 }
 
 /// An event of a feed.
 pub(super) enum FeedEvent {
-    /// All that are in use.
+    /// All locks in use.
     All(Vec<LockInfo>),
-    /// One that has changed.
+    /// A lock that has changed.
     Changed(LockInfo),
 }
 
@@ -58,7 +58,7 @@ impl LockFeed {
     /// watches. Cancel-safe.
     ///
     /// # Errors
-    /// [`BackendError`]: for now the locks are not known. The next call follows them again.
+    /// [`BackendError`]: the state of the locks is unknown. The next call reads it again.
     pub(super) async fn next(&mut self) -> Result<FeedEvent, BackendError> {
         loop {
             match self.step().await {
@@ -84,7 +84,7 @@ impl LockFeed {
                 self.source = match self.backend.watch(Some(name.clone())) {
                     Ok(watch) => Source::Watch { watch, states: Some(Vec::new()) },
                     Err(error) if error.kind == BackendErrorKind::Unsupported => {
-                        Source::Look(Instant::now(), None)
+                        Source::Poll(Instant::now(), None)
                     }
                     Err(error) => return Err(error),
                 };
@@ -108,10 +108,10 @@ impl LockFeed {
                 Some(Err(error)) => Err(error),
                 None => Err(BackendError::new(BackendErrorKind::Unreachable, "the watch has ended")),
             },
-            Source::Look(at, asking) => {
+            Source::Poll(at, asking) => {
                 sleep_until(*at).await;
-                // Kept in the source: a look that takes longer than its caller waits must not begin again
-                // each time.
+                // Kept across calls, since a caller that gives up early must not restart a slow poll each
+                // time.
                 let asking = asking.get_or_insert_with(|| {
                     let (backend, followed) = (self.backend.clone(), self.followed.clone());
                     Box::pin(async move {
@@ -122,7 +122,7 @@ impl LockFeed {
                     })
                 });
                 let locks = asking.await?;
-                self.source = Source::Look(Instant::now() + LOOK_EVERY, None);
+                self.source = Source::Poll(Instant::now() + POLL_EVERY, None);
                 Ok(Some(FeedEvent::All(locks)))
             }
         }

@@ -1,10 +1,9 @@
 //! Partitions: a group divides numbered partitions among its members.
 //!
-//! Who is entitled to a partition follows from the members alone (rendezvous hashing): each member weighs
-//! each partition, and the heaviest has it. So a member that comes takes only what it gets, and one that goes
-//! leaves only what it had: with `m` other members, one in `m + 1` partitions on average, and no partition
-//! moves between two members that stay. What keeps two members from having one partition is not this, which
-//! they may compute from different lists, but a lock for each partition.
+//! The list of members determines the owner of each partition, by rendezvous hashing: each partition belongs
+//! to the member with the highest weight for it. So when a member joins `m` others, it takes one in `m + 1`
+//! partitions on average; when a member leaves, only its partitions move. Members may compute this from
+//! different lists; a lock for each partition keeps two members from owning it at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,15 +25,15 @@ use crate::kind::{Kind, Unfenced};
 use crate::lock::Lock;
 use crate::locks::Locks;
 
-/// The pause before acquires that have failed are tried again.
+/// The pause before failed acquires are repeated.
 const RETRY: Duration = Duration::from_secs(1);
 /// The largest number of partitions.
 const PARTITIONS_MAX: u32 = 65_536;
 
 /// Numbered partitions that a group divides among its members ([`Locks::partitions`]).
 ///
-/// Each member gets about as many, each partition has one owner at most, and ownership is a hold: a
-/// [`Guard`], with a token where the lock service has them, which rises with each owner of the partition.
+/// Each member gets about the same number, and each partition has at most one owner. Ownership is a hold: a
+/// [`Guard`], with a token where the lock service has tokens.
 ///
 /// ```no_run
 /// # async fn example(locks: lockkeeper::Locks<lockkeeper::Fenced>) -> Result<(), Box<dyn std::error::Error>> {
@@ -67,8 +66,8 @@ impl<F: Kind> Partitions<F> {
         Self { locks, backend, name: name.to_owned(), count, options: Arc::new(|lock| lock) }
     }
 
-    /// Sets options of the locks: their ttl, …. All of them should be in one session, so that a member which
-    /// dies loses all at once.
+    /// Sets options of the locks, such as their ttl. Use the same session options for all, so that a dead
+    /// member loses all its partitions at once.
     pub fn with(self, options: impl Fn(Lock<F>) -> Lock<F> + Send + Sync + 'static) -> Self {
         Self { options: Arc::new(options), ..self }
     }
@@ -76,8 +75,8 @@ impl<F: Kind> Partitions<F> {
     /// Joins the group. All members give the same number of partitions.
     ///
     /// # Errors
-    /// [`AcquireError`]; among them, that the group divides another number of partitions, or that the lock
-    /// service lists no locks.
+    /// [`AcquireError`]; also if the group divides another number of partitions, or if the lock service can't
+    /// list locks.
     pub async fn join(&self) -> Result<PartitionMember<F>, AcquireError> {
         if !(1..=PARTITIONS_MAX).contains(&self.count) {
             return Err(AcquireError::Invalid {
@@ -90,7 +89,7 @@ impl<F: Kind> Partitions<F> {
         self.check_others(&members).await?;
         let id = u64::from_be_bytes(random_bytes()?);
         let membership = self.lock(&format!("members/{}/{id:016x}", self.count)).acquire().await?;
-        // Another one may have joined at the same time.
+        // Another member may have joined at the same time.
         self.check_others(&members).await?;
         Ok(PartitionMember {
             partitions: self.clone(),
@@ -105,7 +104,7 @@ impl<F: Kind> Partitions<F> {
         })
     }
 
-    /// Makes sure that the other members divide the same number of partitions.
+    /// Checks that the other members divide the same number of partitions.
     async fn check_others(&self, members: &LockName) -> Result<(), BackendError> {
         let others = self.backend.list(Some(members.clone())).await?;
         match others.iter().filter_map(member).find(|(_, count)| *count != self.count) {
@@ -134,23 +133,23 @@ impl<F: Kind> fmt::Debug for Partitions<F> {
     }
 }
 
-/// A member of a group that divides partitions. When it is dropped, it leaves the group: its partitions are
-/// to be given up, too.
+/// A member of a group that divides partitions. Dropping it leaves the group; its partitions must then be
+/// given up too.
 #[must_use = "a member leaves the group when it is dropped"]
 pub struct PartitionMember<F: Kind = Unfenced> {
     partitions: Partitions<F>,
     id: u64,
     membership: Guard<F>,
     feed: LockFeed,
-    /// The other members, as last seen.
+    /// The other members, as of the last event.
     members: BTreeSet<u64>,
-    /// The partitions to which this member is entitled, or which it has not given up yet.
+    /// The partitions that belong to this member, or that it has not given up yet.
     shares: BTreeMap<u32, Share>,
     /// The acquires of partitions.
     acquiring: JoinSet<(u32, Result<Guard<F>, AcquireError>)>,
-    /// When acquires that have failed are to be tried again.
+    /// When failed acquires are repeated.
     retry_at: Option<Instant>,
-    /// Partitions that were given up.
+    /// Reports partitions that were given up.
     returned: (UnboundedSender<u32>, UnboundedReceiver<u32>),
 }
 
@@ -160,14 +159,15 @@ enum Share {
 }
 
 impl<F: Kind> PartitionMember<F> {
-    /// Waits for the next partition of which this member becomes the owner. Must be called again and again:
-    /// the group's changes are followed within it, also those that make a partition leave.
+    /// Waits for the next partition of which this member becomes the owner. Must be called in a loop: it also
+    /// processes the group's changes, including those after which a partition must be given up.
     ///
     /// Cancel-safe.
     ///
     /// # Errors
-    /// [`HoldError::Lost`] once the membership is lost: what was owned is lost, too, or will be. Join again.
-    /// [`HoldError::NotAcquired`] if a partition can't be acquired; a later call tries again, after a second.
+    /// [`HoldError::Lost`] once the membership is lost: the owned partitions are lost too, or will be. Join
+    /// again. [`HoldError::NotAcquired`] if a partition can't be acquired; a later call tries again, after a
+    /// second.
     pub async fn next(&mut self) -> Result<Partition<F>, HoldError> {
         let lost = self.membership.lost();
         loop {
@@ -186,12 +186,12 @@ impl<F: Kind> PartitionMember<F> {
                     self.divide();
                 }
                 Some(acquired) = self.acquiring.join_next_with_id() => {
-                    // One that was aborted is forgotten already.
+                    // An aborted acquire was removed before.
                     let Ok((task, (index, acquired))) = acquired else { continue };
                     let is_current =
                         |share: &Share| matches!(share, Share::Acquiring(acquiring) if acquiring.id() == task);
                     if !self.shares.get(&index).is_some_and(is_current) {
-                        // Another member is entitled by now: the guard is dropped.
+                        // The partition belongs to another member by now: the guard is dropped.
                         continue;
                     }
                     self.shares.remove(&index);
@@ -202,7 +202,7 @@ impl<F: Kind> PartitionMember<F> {
                 }
                 seen = self.feed.next() => match seen {
                     Ok(seen) => self.seen(seen),
-                    // As long as the membership lasts, it changes nothing if the others are not known.
+                    // Without news of the others, the division stays as it is while the membership lasts.
                     Err(error) if error.kind.may_pass() => {}
                     Err(error) => return Err(AcquireError::Backend(error).into()),
                 },
@@ -210,7 +210,7 @@ impl<F: Kind> PartitionMember<F> {
         }
     }
 
-    /// Leaves the group, so that others need not wait for this member's ttl. What it owns is to be given up
+    /// Leaves the group, so that others need not wait for this member's ttl. Its partitions must be given up
     /// ([`Partition::leaving`]).
     ///
     /// # Errors
@@ -221,7 +221,7 @@ impl<F: Kind> PartitionMember<F> {
         membership.release().await
     }
 
-    /// The number of partitions that it owns at present, those included that it is to give up.
+    /// The number of partitions that it owns at present, including those that it must give up.
     #[must_use]
     pub fn owned(&self) -> usize {
         self.shares.values().filter(|share| matches!(share, Share::Owned(_))).count()
@@ -257,7 +257,7 @@ impl<F: Kind> PartitionMember<F> {
         }
     }
 
-    /// Acquires what this member is entitled to, and lets go of the rest.
+    /// Acquires the partitions that belong to this member, and gives up the others.
     fn divide(&mut self) {
         for index in 0..self.partitions.count {
             self.decide(index);
@@ -308,12 +308,12 @@ impl<F: Kind> fmt::Debug for PartitionMember<F> {
     }
 }
 
-/// A partition that this member owns; a [`Guard`] of its lock. When it is dropped, it is given up in the
+/// A partition that this member owns; a [`Guard`] of its lock. Dropping it gives the partition up in the
 /// background.
 #[must_use = "a partition is given up when it is dropped"]
 pub struct Partition<F: Kind = Unfenced> {
     index: u32,
-    /// `None` only while it is dropped.
+    /// `None` only during the drop.
     guard: Option<Guard<F>>,
     leaving: CancellationToken,
     returned: UnboundedSender<u32>,
@@ -326,14 +326,14 @@ impl<F: Kind> Partition<F> {
         self.index
     }
 
-    /// Whether it is to be given up.
+    /// Whether the partition must be given up.
     #[must_use]
     pub fn is_leaving(&self) -> bool {
         self.leaving.is_cancelled() || self.lost().is_cancelled()
     }
 
-    /// Returns once it is to be given up: another member is to have it and waits for it, or its hold is lost.
-    /// Cancel-safe.
+    /// Returns once the partition must be given up: it belongs to another member, which waits for it, or its
+    /// hold is lost. Cancel-safe.
     pub async fn leaving(&self) {
         let lost = self.lost();
         tokio::select! {
@@ -386,8 +386,8 @@ fn member(lock: &LockInfo) -> Option<(u64, u32)> {
     Some((id, segments.next()?.parse().ok()?))
 }
 
-/// The weight of a partition for a member: 64 bits that depend on both, by the finalizer of SplitMix64. All
-/// members compute the same, so it must not change.
+/// The weight of a partition for a member, by the finalizer of SplitMix64. All members must compute the same
+/// weights, so this must never change.
 fn weight(member: u64, partition: u32) -> u64 {
     let mix = |z: u64| {
         let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

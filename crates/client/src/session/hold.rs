@@ -18,15 +18,15 @@ use crate::error::{ChangeError, Lost, ReleaseError, VerifyError};
 use crate::machine::{AcquireLimits, Key, NotAcquired, Releasing};
 use crate::observe;
 
-/// What a request and its hold have come to. What a guard reads of it needs no lock and no I/O.
+/// The state of a request and its hold. Guards read it without a lock and without I/O.
 pub(crate) struct HoldStatus {
     request: Arc<AcquireRequest>,
     lost: CancellationToken,
     cause: OnceLock<LossCause>,
-    /// Set before the loss is signalled, if the service says who broke the hold.
+    /// Set before the loss is signalled, if the service reports who broke the hold.
     broken: OnceLock<Arc<BreakNotice>>,
-    /// Set before a loss is signalled that has a reason: why the lease was not renewed, or the connection has
-    /// ended.
+    /// The reason of the loss, if there is one: why the lease was not renewed, or the connection has ended.
+    /// Set before the loss is signalled.
     trouble: OnceLock<Arc<str>>,
     lease_trouble: LeaseTrouble,
     /// The hold's own deadline (`max_hold`), in nanoseconds.
@@ -39,9 +39,9 @@ pub(crate) struct HoldStatus {
 /// The session's reports about a request.
 #[derive(Default)]
 struct Reports {
-    /// The latest, unless the handle has taken it.
+    /// The latest report, unless the handle has taken it.
     latest: Option<RequestProgress>,
-    /// No further one will come.
+    /// No further report will come.
     over: bool,
     /// The last refusal of an attempt, or of the release.
     refusal: Option<Arc<BackendError>>,
@@ -54,7 +54,7 @@ pub(crate) struct NotHeld {
     pub(crate) refusal: Option<Arc<BackendError>>,
 }
 
-/// Why the lease of a session is not renewed at present, as the service or the connection to it said last.
+/// Why renewals of a session's lease fail at present: the latest error of the service or the connection.
 #[derive(Clone, Default)]
 pub(super) struct LeaseTrouble(Arc<Mutex<Option<Arc<str>>>>);
 
@@ -63,7 +63,7 @@ impl LeaseTrouble {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns whether it has changed.
+    /// Returns whether the reason has changed.
     pub(super) fn replace(&self, trouble: Option<String>) -> bool {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let changes = known.as_deref() != trouble.as_deref();
@@ -81,7 +81,7 @@ pub(crate) struct HoldHandle {
     pub(crate) hold: Arc<HoldStatus>,
     pub(crate) granted: Granted,
     pub(crate) since: BootInstant,
-    /// The hold is not released before.
+    /// The hold is not released before this time.
     held_until: BootInstant,
     over: bool,
 }
@@ -226,7 +226,7 @@ impl HoldHandle {
                         self.hold.ends_at.store((self.since + max).as_nanos(), Ordering::SeqCst);
                     }
                     self.granted = granted;
-                    // From here on it is the release's.
+                    // From here on, refusals are of the release.
                     self.hold.reports().refusal = None;
                     return Ok(());
                 }
@@ -301,8 +301,8 @@ impl HoldHandle {
         self.held_until = self.since + min;
     }
 
-    /// Waits on the lease thread until the hold may be released, then runs `then` there. `None` if it may be
-    /// now.
+    /// Waits on the lease thread until the hold may be released, then runs `then` there. `None`: it may be
+    /// released now.
     fn min_hold(&self, then: impl FnOnce() + Send + 'static) -> Option<BoxFuture<'static, ()>> {
         let until = self.held_until;
         if self.now() >= until || self.hold.lost.is_cancelled() {
@@ -449,7 +449,7 @@ struct UnansweredChange<'a> {
 impl Drop for UnansweredChange<'_> {
     fn drop(&mut self) {
         self.session.with_state(|state| {
-            // A later session has other commands of the same numbers.
+            // In a later session, this seq is another command's.
             if state.generation == self.generation {
                 state.machine.end_change(self.seq);
             }
@@ -462,7 +462,7 @@ impl Drop for HoldHandle {
         if self.over {
             return;
         }
-        // The session lives on until then.
+        // Keeps the session open until the release.
         let (session, key) = (self.session.clone(), self.key);
         match self.min_hold(move || session.0.input(Input::Abandon(key))) {
             Some(wait) => self.session.0.lease_thread.run(wait),

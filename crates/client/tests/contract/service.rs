@@ -25,16 +25,16 @@ struct Service {
     nodes: Mutex<Vec<Node>>,
     directory: TempDir,
     faults: Faults,
-    places: Vec<Place>,
+    ports: Vec<NodePorts>,
 }
 
 /// A node's ports, which stay the same when it is restarted.
-struct Place {
+struct NodePorts {
     clients: Port,
     peers: Port,
 }
 
-impl Place {
+impl NodePorts {
     fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.clients.number()).into()
     }
@@ -62,11 +62,11 @@ impl Service {
     }
 
     fn of(nodes: usize) -> Self {
-        let place = |_| Place { clients: Port::free(), peers: Port::free() };
+        let ports = |_| NodePorts { clients: Port::free(), peers: Port::free() };
         let service = Self {
             directory: tempfile::tempdir().unwrap(),
             faults: Faults::default(),
-            places: (0..nodes).map(place).collect(),
+            ports: (0..nodes).map(ports).collect(),
             nodes: Mutex::default(),
         };
         service.start();
@@ -79,7 +79,7 @@ impl Service {
 
     /// Starts all nodes and waits until each of them serves.
     fn start(&self) {
-        let mut nodes: Vec<Node> = (0..self.places.len()).map(|node| self.start_node(node)).collect();
+        let mut nodes: Vec<Node> = (0..self.ports.len()).map(|node| self.start_node(node)).collect();
         for node in &mut nodes {
             let mut lines = BufReader::new(node.0.stdout.take().unwrap()).lines().map_while(Result::ok);
             lines.find(|line| line.contains("serving at ")).expect("the service ended without serving");
@@ -92,10 +92,10 @@ impl Service {
 
     fn start_node(&self, node: usize) -> Node {
         let data = self.directory.path().join(format!("node{node}"));
-        let mut order = format!("{} {}", data.display(), self.places[node].address());
-        if self.places.len() > 1 {
-            let peers = self.places.iter().zip(1..);
-            let peers = peers.map(|(place, id)| format!("{id}=127.0.0.1:{}", place.peers.number()));
+        let mut order = format!("{} {}", data.display(), self.ports[node].address());
+        if self.ports.len() > 1 {
+            let peers = self.ports.iter().zip(1..);
+            let peers = peers.map(|(ports, id)| format!("{id}=127.0.0.1:{}", ports.peers.number()));
             order = format!("{order} {} {}", node + 1, peers.collect::<Vec<_>>().join(","));
         }
         let process = Command::new(std::env::current_exe().unwrap())
@@ -113,7 +113,7 @@ impl Service {
     }
 
     fn addresses(&self) -> Vec<SocketAddr> {
-        self.places.iter().map(Place::address).collect()
+        self.ports.iter().map(NodePorts::address).collect()
     }
 
     /// A client without a proxy.
@@ -128,7 +128,7 @@ impl Service {
             for (node, address) in self.addresses().into_iter().enumerate() {
                 let asked = Locks::connect(&format!("lockkeeper://{address}")).await.unwrap();
                 let status = asked.status().await.unwrap();
-                if status.leader.is_some_and(|leader| leader != status.node) || self.places.len() == 1 {
+                if status.leader.is_some_and(|leader| leader != status.node) || self.ports.len() == 1 {
                     return Some(node);
                 }
             }
@@ -158,7 +158,7 @@ impl Subject for Service {
         let operator = self.operator().await;
         until("the session is over", async || {
             let info = operator.inspect(name).await.unwrap();
-            (!info.holders.iter().any(|holder| holder.state == HolderState::Held)).then_some(())
+            (!info.holds.iter().any(|holder| holder.state == HolderState::Held)).then_some(())
         })
         .await;
         drop(held);
@@ -169,7 +169,7 @@ impl Subject for Service {
     async fn take_away(&self, _label: &str, name: &str) {
         let operator = self.operator().await;
         let name: LockName = name.parse().unwrap();
-        let token = operator.inspect(&name).await.unwrap().holders[0].token.unwrap();
+        let token = operator.inspect(&name).await.unwrap().holds[0].token.unwrap();
         let order =
             BreakOrder { name, token, reason: "taken away".into(), by: "the suite".into(), now: false };
         operator.break_hold(order).await.unwrap();

@@ -1,10 +1,10 @@
-//! Copy-on-write for snapshots: saves the old state of an entry that a command changes before the snapshot
-//! iterator has reached it.
+//! Copy-on-write for snapshots: saves the old state of a table entry (a request, a session, a freed name or a
+//! name) that a command changes before the snapshot iterator has reached it.
 //!
 //! While a snapshot is in progress, each store (requests, sessions, freed names, names) has one of these
 //! structures, and consults it in the few methods that can change an entry. So the rules of the table need no
-//! code for snapshots, and without a snapshot the cost is one branch. The entries themselves have no field
-//! for copy-on-write.
+//! code for snapshots, and without a snapshot the cost is one branch. The table entries themselves have no
+//! field for copy-on-write.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -13,8 +13,8 @@ use crate::types::SessionId;
 
 /// Copy-on-write buffer: the encoded items of old states, until the iterator writes them out.
 ///
-/// Split into chunks, because commands may change all entries before the next piece, and writing or freeing
-/// one chunk must take a short time.
+/// Split into chunks, because commands may change all entries between two pieces of the snapshot, and writing
+/// or freeing one chunk must take a short time.
 #[derive(Default)]
 pub(super) struct CopyOnWriteBuffer {
     chunks: VecDeque<Vec<u8>>,
@@ -69,8 +69,8 @@ impl<'a> SnapshotWriter<'a> {
         self.left = self.left.saturating_sub(cost);
     }
 
-    /// Charges the budget for a visited entry that is not written: it may be vacant or already saved.
-    fn look(&mut self) {
+    /// Charges the budget for a visited table entry that is not written: it may be vacant or already saved.
+    fn skip(&mut self) {
         self.spend(1);
     }
 
@@ -91,9 +91,9 @@ impl<'a> SnapshotWriter<'a> {
 
 /// Iterator position and changed entries of a slab.
 pub(super) struct SlabCursor {
-    /// Next entry to visit.
+    /// Index of the next slab entry to visit.
     next: u32,
-    /// Index after the last entry to visit: entries from here on were added after the snapshot began.
+    /// Index after the last slab entry to visit: those from here on were added after the snapshot began.
     end: u32,
     /// One bit per slab entry, set if the iterator must skip the entry: its old state was saved, or it was
     /// vacant when the snapshot began.
@@ -111,7 +111,7 @@ impl SlabCursor {
         }
     }
 
-    /// Records that an entry is about to change. Returns true if its old state must be saved: this is the
+    /// Records that a slab entry is about to change. Returns true if its old state must be saved: this is the
     /// entry's first change, and the iterator has not reached it.
     pub(super) fn note(&mut self, id: u32) -> bool {
         let is_ahead = (self.next..self.end).contains(&id);
@@ -126,13 +126,13 @@ impl SlabCursor {
         self.changed[id as usize / 64] & 1 << (id % 64) != 0
     }
 
-    /// Index of the next unchanged entry, which may be vacant. `None` at the end, or when the budget is
+    /// Index of the next unchanged slab entry, which may be vacant. `None` at the end, or when the budget is
     /// spent.
     pub(super) fn next(&mut self, pen: &mut SnapshotWriter<'_>) -> Option<u32> {
         while self.next < self.end && !pen.is_spent() {
             let id = self.next;
             self.next += 1;
-            pen.look();
+            pen.skip();
             if !self.is_changed(id) {
                 return Some(id);
             }
@@ -172,7 +172,7 @@ impl SessionsCursor {
 
     /// Moves past a session; returns true if it is unchanged.
     pub(super) fn pass(&mut self, id: SessionId, pen: &mut SnapshotWriter<'_>) -> bool {
-        pen.look();
+        pen.skip();
         self.passed = id;
         !self.changed.remove(&id)
     }

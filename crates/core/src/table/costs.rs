@@ -28,8 +28,8 @@ impl Command {
         /// insertion into all indexes, and removal.
         const PER_SEGMENT: usize = 48;
         /// The most entries visited to find a queue position, a conflicting holder and live tokens.
-        const LOOKS: usize = Class::ALL.len() * limits::POSITION_LOOK_MAX
-            + 4 * (limits::HOLDER_LOOK_MAX + limits::LIVE_TOKENS_MAX);
+        const VISITS: usize = Class::ALL.len() * limits::POSITION_VISITS_MAX
+            + 4 * (limits::HOLDER_VISITS_MAX + limits::LIVE_TOKENS_MAX);
         let segments = match self {
             Self::OpenSession(_) | Self::RaiseTokens { .. } | Self::RaiseRules { .. } => 0,
             Self::Acquire(_) | Self::SetLimit { .. } => self.names().iter().map(LockName::segments).sum(),
@@ -44,7 +44,7 @@ impl Command {
             | Self::ExpireSession { .. }
             | Self::Resume => limits::NAMES_PER_REQUEST_MAX * limits::NAME_SEGMENTS_MAX,
         };
-        (PER_SEGMENT * (segments + 2 * work_max) + LOOKS) as u64
+        (PER_SEGMENT * (segments + 2 * work_max) + VISITS) as u64
     }
 
     /// The names that the command contains.

@@ -20,12 +20,12 @@ impl Table {
         }
     }
 
-    /// The session of the live hold with the lowest token, among at most [`limits::HOLDER_LOOK_MAX`]
+    /// The session of the live hold with the lowest token, among at most [`limits::HOLDER_VISITS_MAX`]
     /// conflicting holds.
     fn conflicting_holder(&self, wanted: &Wanted<'_>) -> Option<SessionId> {
-        let mut left = limits::HOLDER_LOOK_MAX;
+        let mut left = limits::HOLDER_VISITS_MAX;
         let mut lowest: Option<(Token, SessionId)> = None;
-        let mut look = |here: &Here, classes: &[Class]| {
+        let mut visit = |here: &Here, classes: &[Class]| {
             // Permits conflict by count (N2): a permit hold conflicts with a permit request only if no permit
             // is left.
             let counted = wanted.kind == ModeKind::Permit && !self.is_full(here, wanted.of, Ticket(u64::MAX));
@@ -43,12 +43,12 @@ impl Table {
             }
         };
         for &node in wanted.nodes {
-            look(&self.names.get(node).here, &Class::ALL);
-            self.names.above(node).for_each(|(_, above)| look(&above.here, &Class::SUBTREES));
+            visit(&self.names.get(node).here, &Class::ALL);
+            self.names.above(node).for_each(|(_, above)| visit(&above.here, &Class::SUBTREES));
         }
         if wanted.subtree {
             let below = wanted.nodes.iter().flat_map(|&node| self.names.below(node));
-            below.take(limits::HOLDER_LOOK_MAX).for_each(|(_, below)| look(&below.here, &Class::ALL));
+            below.take(limits::HOLDER_VISITS_MAX).for_each(|(_, below)| visit(&below.here, &Class::ALL));
         }
         lowest.map(|(_, session)| session)
     }
@@ -59,11 +59,11 @@ impl Table {
     }
 
     /// Number of earlier waiters that overlap a request, where two shared requests don't count each other
-    /// (Q1). Visits at most [`limits::POSITION_LOOK_MAX`] waiters, so the number is a lower bound if there
+    /// (Q1). Visits at most [`limits::POSITION_VISITS_MAX`] waiters, so the number is a lower bound if there
     /// are more. For one name without subtree, and without a `Crowd` above it, each class is counted
     /// separately: exactly if all its other waiters are earlier, otherwise up to that bound.
     pub(super) fn queued_ahead(&self, wanted: &Wanted<'_>, ticket: Ticket) -> u64 {
-        let left = limits::POSITION_LOOK_MAX;
+        let left = limits::POSITION_VISITS_MAX;
         if let &[node] = wanted.nodes
             && !wanted.subtree
             && self.names.above(node).all(|(_, above)| above.here.crowd().is_none())
@@ -86,20 +86,20 @@ impl Table {
         // A request that waits at several of the names must count once.
         let mut ahead = BTreeSet::new();
         let mut left = left;
-        let mut look = |waiting: &mut dyn Iterator<Item = Ticket>| {
+        let mut visit = |waiting: &mut dyn Iterator<Item = Ticket>| {
             for earlier in waiting.take_while(|&earlier| earlier < ticket).take(left) {
                 left -= 1;
                 ahead.insert(earlier);
             }
         };
-        let mut look_at = |here: &Here, classes: &[Class]| {
+        let mut count_at = |here: &Here, classes: &[Class]| {
             for class in opposed(wanted.kind, classes) {
-                look(&mut here.waiting(class).into_iter().flat_map(|waiting| waiting.keys().copied()));
+                visit(&mut here.waiting(class).into_iter().flat_map(|waiting| waiting.keys().copied()));
             }
         };
         for &node in wanted.nodes {
-            look_at(&self.names.get(node).here, &Class::ALL);
-            self.names.above(node).for_each(|(_, above)| look_at(&above.here, &Class::SUBTREES));
+            count_at(&self.names.get(node).here, &Class::ALL);
+            self.names.above(node).for_each(|(_, above)| count_at(&above.here, &Class::SUBTREES));
         }
         if wanted.subtree {
             let kinds: &[bool] = if wanted.kind == ModeKind::Shared { &[false] } else { &[false, true] };
@@ -107,10 +107,10 @@ impl Table {
                 wanted.nodes.iter().flat_map(|node| kinds.iter().map(move |kind| (node, kind)))
             {
                 let below = self.names.waiting_below(node, shared);
-                look(&mut below.into_iter().flat_map(|waiting| waiting.keys().copied()));
+                visit(&mut below.into_iter().flat_map(|waiting| waiting.keys().copied()));
             }
         }
-        self.names.visits().add(limits::POSITION_LOOK_MAX - left);
+        self.names.visits().add(limits::POSITION_VISITS_MAX - left);
         ahead.len() as u64
     }
 }

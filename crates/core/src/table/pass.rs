@@ -20,7 +20,7 @@ use crate::reply::Effects;
 use crate::types::{ModeKind, Ticket};
 
 /// A waiter's visit is charged to the budget as the number of its names and their prefixes, or as the number
-/// of visited entries divided by this constant, whichever is greater.
+/// of visited table entries divided by this constant, whichever is greater.
 const VISITS_PER_NAME: usize = 32;
 
 /// Identifies a lane: a node of the tree of names, and which of the node's lanes it is.
@@ -111,7 +111,7 @@ impl Table {
             let Some(id) = lanes.first().and_then(|&lane| self.waiter_at(lane, ticket)) else { continue };
             let visits = self.visits();
             let names = self.names_above(id);
-            self.look_at(id, ticket, &lanes, &mut pass, out);
+            self.visit_waiter(id, ticket, &lanes, &mut pass, out);
             // Visiting a waiter for permits also visits the requests for permits before it, which may be more
             // than its names.
             budget.spend(names.max((self.visits() - visits) as usize / VISITS_PER_NAME));
@@ -129,7 +129,7 @@ impl Table {
 
     /// Grants a waiter if it is not blocked, or removes it if its session has ended. Drops the lanes in which
     /// no later waiter can be granted.
-    fn look_at(
+    fn visit_waiter(
         &mut self,
         id: RequestId,
         ticket: Ticket,
@@ -165,7 +165,7 @@ impl Table {
         if !is_blocked {
             self.grant(id, out);
             if class == Class::Permit {
-                self.look_behind_crowds(id, ticket, pass);
+                self.visit_behind_crowds(id, ticket, pass);
             }
         }
     }
@@ -174,7 +174,7 @@ impl Table {
     /// permits are left than the bound of M2. There its grant may unblock one more waiter, although no
     /// request has left the name. No other grant unblocks a waiter: a hold blocks the same requests as it did
     /// while it waited.
-    fn look_behind_crowds(&self, id: RequestId, ticket: Ticket, pass: &mut Pass) {
+    fn visit_behind_crowds(&self, id: RequestId, ticket: Ticket, pass: &mut Pass) {
         for &node in self.requests[id as usize].nodes.as_slice() {
             let waiting = self.names.get(node).here.waiting(Class::Permit);
             let lane = (node, Lane::At(Class::Permit));

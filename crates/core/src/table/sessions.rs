@@ -90,7 +90,7 @@ impl Table {
         Reply::SessionGone
     }
 
-    /// Removes requests, kept answers and then the entries of ended sessions, until the budget is spent.
+    /// Removes requests, kept answers and then the ended sessions themselves, until the budget is spent.
     pub(super) fn end_ending(&mut self, budget: &mut Budget, out: &mut Effects) {
         let mut ends = Vec::new();
         while let Some((_, request, delay_ms)) = self.sessions.pop_ending(budget) {

@@ -1,10 +1,10 @@
 //! Snapshots of the table: as plain data at once, or in pieces by a snapshot iterator while commands are
 //! applied between the pieces.
 //!
-//! The iterator (`SnapshotIterator`) writes every entry in its state at the start of the snapshot. It writes
-//! requests and limits in the order of their indexes in the slabs, so readers of the stream must sort them by
-//! ticket and name. Before a command changes an entry that the iterator has not reached, the entry's store
-//! (`requests`, `session`, `names`, `work`) encodes the old state into a copy-on-write buffer
+//! The iterator (`SnapshotIterator`) writes every table entry in its state at the start of the snapshot. It
+//! writes requests and limits in the order of their indexes in the slabs, so readers of the stream must sort
+//! them by ticket and name. Before a command changes a table entry that the iterator has not reached, the
+//! entry's store (`requests`, `session`, `names`, `work`) encodes the old state into a copy-on-write buffer
 //! (`copy_on_write`), which is written out later. An entry is saved at most once per snapshot, and a command
 //! changes a bounded number of entries (M2), so the cost for one command is bounded. A session with all its
 //! kept answers is one entry.

@@ -101,7 +101,7 @@ impl AccountId {
         Self(NonZeroU32::MIN.saturating_add(entry as u32 + 1))
     }
 
-    /// The index of the account's entry; `None` for [`AccountId::UNKNOWN`].
+    /// The index of the account in the list; `None` for [`AccountId::UNKNOWN`].
     fn entry(self) -> Option<usize> {
         self.index().checked_sub(1)
     }
@@ -159,14 +159,14 @@ impl Accounts {
         }
     }
 
-    /// To be called when a live session has ended; its entry remains.
+    /// To be called when a live session has ended; the session remains in the table.
     pub(super) fn ended(&mut self, id: AccountId) {
         if let Some(account) = self.get_mut(id) {
             account.usage.sessions -= 1;
         }
     }
 
-    /// To be called when the entry of an ended session, or a closed hold, is removed.
+    /// To be called when an ended session, or a closed hold, is removed from the table.
     pub(super) fn remove(&mut self, id: AccountId, bytes: u64) {
         let (Some(entry), Some(account)) = (id.entry(), self.get_mut(id)) else { return };
         account.entries -= 1;

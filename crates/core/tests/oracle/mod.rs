@@ -37,9 +37,9 @@ pub(crate) enum Checked {
 
 /// The effects of a command, each with its position in the order of E1.
 #[derive(Default)]
-pub(crate) struct Told(Vec<((u8, Ticket, u8), Effect)>);
+pub(crate) struct ReportedEffects(Vec<((u8, Ticket, u8), Effect)>);
 
-impl Told {
+impl ReportedEffects {
     fn session_ended(&mut self, session: SessionId) {
         self.0.push(((0, Ticket(0), 0), Effect::SessionEnded { session }));
     }
@@ -88,31 +88,31 @@ impl Oracle {
     }
 
     pub(crate) fn apply(&mut self, command: Command, out: &mut Effects) -> Reply {
-        let mut told = Told::default();
-        let reply = self.run(command, &mut told);
-        self.g1_one_pass_of_grants(&mut told);
+        let mut reported = ReportedEffects::default();
+        let reply = self.run(command, &mut reported);
+        self.g1_one_pass_of_grants(&mut reported);
         self.l3_forget_implied_limits();
         self.r3_forget_confirmed_answers();
         self.e2_canonical_order();
-        told.e1_in_order(out);
+        reported.e1_in_order(out);
         reply
     }
 
-    fn run(&mut self, command: Command, told: &mut Told) -> Reply {
+    fn run(&mut self, command: Command, reported: &mut ReportedEffects) -> Reply {
         match command {
             Command::OpenSession(open) => self.s1_open(open),
-            Command::CloseSession { session } => self.end_session(session, false, told),
-            Command::ExpireSession { session } => self.end_session(session, true, told),
-            Command::TimeOut { session, target } => self.w1_time_out(session, target, told),
+            Command::CloseSession { session } => self.end_session(session, false, reported),
+            Command::ExpireSession { session } => self.end_session(session, true, reported),
+            Command::TimeOut { session, target } => self.w1_time_out(session, target, reported),
             Command::EndDelay { token } => self.d3_end_delay(token),
-            Command::EndRevoked { token } => self.b1_end_revoked(token, told),
+            Command::EndRevoked { token } => self.b1_end_revoked(token, reported),
             Command::Acquire(acquire) => {
                 let (session, seq, done_through) = (acquire.session, acquire.seq, acquire.done_through);
                 let fingerprint = Fingerprint::of_acquire(&acquire);
                 self.numbered(session, seq, fingerprint, done_through, |oracle| oracle.acquire(acquire))
             }
             Command::Finish { session, seq, target, done_through } => {
-                self.r4_finish(session, seq, target, done_through, told)
+                self.r4_finish(session, seq, target, done_through, reported)
             }
             Command::SetValue { session, seq, target, value, done_through } => {
                 let fingerprint = Fingerprint::of_set_value(target, &value);
@@ -127,7 +127,7 @@ impl Oracle {
                 })
             }
             Command::SetLimit { name, limit } => self.l4_set_limit(name, limit),
-            Command::Break(command) => self.break_hold(&command, told),
+            Command::Break(command) => self.break_hold(&command, reported),
             Command::RaiseTokens { above } => self.t3_raise_tokens(above),
             Command::RaiseRules { version } => self.v1_raise_rules(version),
             // The oracle never leaves a backlog.
@@ -201,10 +201,10 @@ impl Oracle {
     }
 
     /// S2: the first answer is also `SessionGone`. S3: lock-delay applies only if the session expired.
-    fn end_session(&mut self, id: SessionId, expired: bool, told: &mut Told) -> Reply {
+    fn end_session(&mut self, id: SessionId, expired: bool, reported: &mut ReportedEffects) -> Reply {
         let Some(session) = self.session(id) else { return Reply::SessionGone };
         let lock_delay_ms = if expired { session.lock_delay_ms } else { 0 };
-        told.session_ended(id);
+        reported.session_ended(id);
         self.state.sessions.retain(|session| session.id != id);
         let mine: Vec<Ticket> = self
             .state
@@ -214,14 +214,14 @@ impl Oracle {
             .map(|request| request.ticket)
             .collect();
         for ticket in mine {
-            self.d1_end(ticket, lock_delay_ms, told);
+            self.d1_end(ticket, lock_delay_ms, reported);
         }
         Reply::SessionGone
     }
 
     /// D1: a hold stays closed for max(`keep_closed`, lock-delay). D2: a waiter that ends leaves no closed
     /// hold.
-    fn d1_end(&mut self, ticket: Ticket, lock_delay_ms: u64, told: &mut Told) {
+    fn d1_end(&mut self, ticket: Ticket, lock_delay_ms: u64, reported: &mut ReportedEffects) {
         let request = self.state.requests.iter_mut().find(|r| r.ticket == ticket).expect("it is live");
         let ms = request.keep_closed_ms.max(lock_delay_ms);
         let held = match &request.phase {
@@ -238,7 +238,7 @@ impl Oracle {
                 request.meta = Box::default();
                 request.keep_closed_ms = 0; // `Phase::Closed` has its own `ms`
                 request.phase = Phase::Closed { token, slots, ms };
-                told.closed(ticket, token, ms);
+                reported.closed(ticket, token, ms);
             }
             _ => self.forget(ticket),
         }
@@ -249,7 +249,7 @@ impl Oracle {
     }
 
     /// W1: ends only waits with a limit, never a hold.
-    fn w1_time_out(&mut self, session: SessionId, target: Seq, told: &mut Told) -> Reply {
+    fn w1_time_out(&mut self, session: SessionId, target: Seq, reported: &mut ReportedEffects) -> Reply {
         if self.session(session).is_none() {
             return Reply::SessionGone;
         }
@@ -260,7 +260,7 @@ impl Oracle {
         if let Some(request) = self.state.requests.iter().find(waits).cloned() {
             self.forget(request.ticket);
             self.r3_keep_end(&request, End::TimedOut, None);
-            told.ended(request.ticket, (session, target), End::TimedOut);
+            reported.ended(request.ticket, (session, target), End::TimedOut);
         }
         Reply::Done
     }
@@ -272,7 +272,7 @@ impl Oracle {
     }
 
     /// B1: ends only revoked holds; `keep_closed` applies.
-    fn b1_end_revoked(&mut self, token: Token, told: &mut Told) -> Reply {
+    fn b1_end_revoked(&mut self, token: Token, reported: &mut ReportedEffects) -> Reply {
         let revoked = self
             .state
             .requests
@@ -281,14 +281,14 @@ impl Oracle {
         if let Some(request) = revoked.cloned() {
             let (ticket, owner) = (request.ticket, request.owner.expect("a revoked hold has an owner"));
             self.r3_keep_end(&request, End::Broken, None);
-            told.ended(ticket, owner, End::Broken);
-            self.d1_end(ticket, 0, told);
+            reported.ended(ticket, owner, End::Broken);
+            self.d1_end(ticket, 0, reported);
         }
         Reply::Done
     }
 
     /// B1–B3. Reason and author are checked first.
-    fn break_hold(&mut self, command: &Break, told: &mut Told) -> Reply {
+    fn break_hold(&mut self, command: &Break, reported: &mut ReportedEffects) -> Reply {
         for (field, text) in [("reason", &command.reason), ("by", &command.by)] {
             if text.len() > limits::LABEL_BYTES_MAX {
                 return Reply::Refused(Rejection::TextTooLong { field, bytes: text.len() });
@@ -312,14 +312,14 @@ impl Oracle {
                 let (token, slots) = (*token, slots.clone());
                 let (reason, by) = (command.reason.clone(), command.by.clone());
                 request.phase = Phase::Revoked { token, slots, reason, by };
-                told.revoked(ticket, owner.expect("a hold has an owner"), token);
+                reported.revoked(ticket, owner.expect("a hold has an owner"), token);
             }
             (Phase::Held { .. } | Phase::Revoked { .. }, true) => {
                 let owner = owner.expect("a hold has an owner");
                 let request = request.clone();
                 self.forget(ticket);
                 self.r3_keep_end(&request, End::Broken, None);
-                told.ended(ticket, owner, End::Broken);
+                reported.ended(ticket, owner, End::Broken);
             }
         }
         Reply::Done

@@ -93,26 +93,30 @@ impl Pair {
         let second = queries::describe(&self.now, name, EVERYTHING).holds.get(1).map(|hold| hold.token);
         let part = Page { after: second, holds_max: 2, waiters_max: 2, ..EVERYTHING };
         for page in [part, EVERYTHING] {
-            let (told, expected) =
+            let (answer, expected) =
                 (self.table.describe(name, page), queries::describe(&self.now, name, page));
-            if told != expected {
+            if answer != expected {
                 return Err(format!(
-                    "describe({name}): table {told:?}, oracle {expected:?}, of {:?}",
+                    "describe({name}): table {answer:?}, oracle {expected:?}, of {:?}",
                     self.now
                 ));
             }
         }
         for prefix in [None, Some(name)] {
-            let (told, expected) =
+            let (answer, expected) =
                 (self.table.names_in_use(prefix), queries::names_in_use(&self.now, prefix));
-            if told != expected {
-                return Err(format!("names below {prefix:?}: table {told:?}, oracle {expected:?}"));
+            if answer != expected {
+                return Err(format!("names below {prefix:?}: table {answer:?}, oracle {expected:?}"));
             }
         }
-        let told: Vec<_> = self.table.sessions().map(|session| (session.id, session.requests)).collect();
+        let answer: Vec<_> = self.table.sessions().map(|session| (session.id, session.requests)).collect();
         let ids = self.now.sessions.iter().map(|session| session.id);
         let expected: Vec<_> = ids.map(|id| (id, queries::requests_of(&self.now, id))).collect();
-        if told == expected { Ok(()) } else { Err(format!("sessions: table {told:?}, oracle {expected:?}")) }
+        if answer == expected {
+            Ok(())
+        } else {
+            Err(format!("sessions: table {answer:?}, oracle {expected:?}"))
+        }
     }
 
     /// Encodes and restores the table, and continues with the restored one under another seed.

@@ -7,7 +7,7 @@ use lockkeeper_core::{
     Seq, SessionId, Slot, Ticket, Token,
 };
 
-use super::{Oracle, Told, token_of};
+use super::{Oracle, ReportedEffects, token_of};
 
 /// N1: a set in byte order; with `subtree`, names below another one are dropped.
 fn n1_merge(names: &[LockName], subtree: bool) -> Vec<LockName> {
@@ -263,7 +263,7 @@ impl Oracle {
     }
 
     /// G1: one pass over the waiters in ticket order.
-    pub(crate) fn g1_one_pass_of_grants(&mut self, told: &mut Told) {
+    pub(crate) fn g1_one_pass_of_grants(&mut self, reported: &mut ReportedEffects) {
         let mut tickets: Vec<Ticket> =
             self.state.requests.iter().filter(|r| is_waiting(r)).map(|r| r.ticket).collect();
         tickets.sort();
@@ -273,7 +273,7 @@ impl Oracle {
             if tokens_left && self.may_be_granted(waiter, &None) {
                 let (session, seq) = waiter.owner.expect("a waiter has an owner");
                 let grant = self.grant(ticket);
-                told.granted(ticket, Effect::Granted { session, seq, grant });
+                reported.granted(ticket, Effect::Granted { session, seq, grant });
             }
         }
     }

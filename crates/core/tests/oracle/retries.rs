@@ -4,7 +4,7 @@ use lockkeeper_core::limits::KEPT_ANSWERS_MAX;
 use lockkeeper_core::snapshot::{KeptAnswer, Phase, RequestState};
 use lockkeeper_core::{End, Fingerprint, Grant, Rejection, Reply, Seq, SessionId};
 
-use super::{Oracle, Told};
+use super::{Oracle, ReportedEffects};
 
 impl Oracle {
     /// `Acquire`, `SetValue` and `Downgrade`: the first four checks of R7, the limit of kept answers, the
@@ -111,7 +111,7 @@ impl Oracle {
         seq: Seq,
         target: Seq,
         done_through: Seq,
-        told: &mut Told,
+        reported: &mut ReportedEffects,
     ) -> Reply {
         if self.session(session).is_none() {
             return Reply::SessionGone; // S2
@@ -137,7 +137,7 @@ impl Oracle {
             Phase::Revoked { .. } => End::Broken, // B1
             Phase::Closed { .. } => unreachable!("a closed hold is nobody's (D2)"),
         };
-        self.d1_end(request.ticket, 0, told);
+        self.d1_end(request.ticket, 0, reported);
         self.r3_keep_end(&request, end, Some(seq));
         Reply::Finished(end)
     }

@@ -42,8 +42,8 @@
 //!   safe. A delayed `write` may take effect after later writes with the same token, and a repeated increment
 //!   would count twice. So disable the client's own retries, and repeat a write only as the last one of the
 //!   section; or acquire again and enter with the new token, after which the delayed write is refused. A
-//!   repeated `check_once` is refused if the first try took effect, so the refusal does not tell whether it
-//!   did; in a [`Transaction`] it may be repeated.
+//!   repeated `check_once` is refused both if its first try took effect and if the token is stale, so a
+//!   refusal leaves the outcome unknown; in a [`Transaction`] it may be repeated.
 //! - **Deletes** leave a tombstone: [`Effect::Delete`]. Queries exclude it by
 //!   `attribute_not_exists(lk_deleted)`. `enter` on a missing item creates one with key and marks only:
 //!   [`DynamoDbFence::content`] returns the caller's attributes.

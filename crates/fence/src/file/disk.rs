@@ -158,7 +158,7 @@ impl<'a> LockedFiles<'a> {
         let mode = if like.is_some() { 0o600 } else { 0o666 };
         let mut file = open_options().write(true).create_new(true).mode(mode).open(&self.paths.temp)?;
         if let Some(like) = like {
-            look_like(&file, like)?;
+            take_mode_of(&file, like)?;
         }
         file.write_all(bytes)?;
         file.sync_all()
@@ -263,7 +263,7 @@ fn open_lock(path: &Path, data: Option<&Metadata>) -> Result<File, FileError> {
         match open_options().read(true).write(true).create_new(true).open(path) {
             Ok(file) => {
                 if let Some(like) = data.filter(|data| data.is_file()) {
-                    look_like(&file, like).map_err(FileError::io("set the mode of", path))?;
+                    take_mode_of(&file, like).map_err(FileError::io("set the mode of", path))?;
                 }
                 return Ok(file);
             }
@@ -309,7 +309,7 @@ fn flock(file: File, path: &Path, started: Instant, limit: Duration) -> Result<F
 }
 
 /// Gives `file` the owner, group and mode of `like`, as permitted for this process.
-fn look_like(file: &File, like: &Metadata) -> io::Result<()> {
+fn take_mode_of(file: &File, like: &Metadata) -> io::Result<()> {
     let ours = file.metadata()?;
     let mut mode = like.mode() & 0o7777;
     if (ours.uid(), ours.gid()) != (like.uid(), like.gid())

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::problem::Problem;
-use crate::door::{Door, Knock, Place, WaitOutcome};
+use crate::door::{AdmissionId, Door, Knock, WaitOutcome};
 use crate::resource::Resource;
 use crate::rule::{Action, Refused, Section};
 
@@ -26,13 +26,13 @@ pub(super) struct Doors {
 #[derive(Debug, Default)]
 struct DoorEntry {
     door: Door,
-    waiting: HashMap<Place, oneshot::Sender<Result<(), Refused>>>,
+    waiting: HashMap<AdmissionId, oneshot::Sender<Result<(), Refused>>>,
 }
 
 impl DoorEntry {
-    fn tell(&mut self, answers: Vec<WaitOutcome>) {
-        for WaitOutcome { place, verdict } in answers {
-            if let Some(sender) = self.waiting.remove(&place) {
+    fn deliver(&mut self, answers: Vec<WaitOutcome>) {
+        for WaitOutcome { id, verdict } in answers {
+            if let Some(sender) = self.waiting.remove(&id) {
                 // Sending fails if the request was cancelled. Its `Pass` is dropped then, and removes it from
                 // the `Door`.
                 let _ = sender.send(verdict);
@@ -46,7 +46,7 @@ impl DoorEntry {
 pub struct Pass {
     doors: Arc<Doors>,
     resource: Resource,
-    place: Place,
+    id: AdmissionId,
 }
 
 impl Doors {
@@ -81,14 +81,14 @@ impl Doors {
         let kept = doors.entry(resource.clone()).or_default();
         let mut answers = Vec::new();
         let knock = kept.door.knock(action, section, &mut answers);
-        kept.tell(answers);
-        let pass = |place| Pass { doors: Arc::clone(self), resource: resource.clone(), place };
+        kept.deliver(answers);
+        let pass = |id| Pass { doors: Arc::clone(self), resource: resource.clone(), id };
         match knock {
-            Ok(Knock::Inside(place)) => Ok((pass(place), None)),
-            Ok(Knock::Waits(place)) => {
+            Ok(Knock::Inside(id)) => Ok((pass(id), None)),
+            Ok(Knock::Waits(id)) => {
                 let (sender, verdict) = oneshot::channel();
-                kept.waiting.insert(place, sender);
-                Ok((pass(place), Some(verdict)))
+                kept.waiting.insert(id, sender);
+                Ok((pass(id), Some(verdict)))
             }
             Err(refused) => {
                 if kept.door.is_unused() {
@@ -114,9 +114,9 @@ impl Drop for Pass {
         let mut doors = self.doors.lock();
         let Some(kept) = doors.get_mut(&self.resource) else { return };
         let mut answers = Vec::new();
-        kept.door.leave(self.place, &mut answers);
-        kept.waiting.remove(&self.place);
-        kept.tell(answers);
+        kept.door.leave(self.id, &mut answers);
+        kept.waiting.remove(&self.id);
+        kept.deliver(answers);
         if kept.door.is_unused() {
             doors.remove(&self.resource);
         }

@@ -109,7 +109,7 @@ impl Probe<'_> {
             Err(error) if is_refusal(&error) => {
                 // If the HTTP client lost a response and resent the put, the first copy may have taken
                 // effect.
-                let (found, _) = self.look().await?;
+                let (found, _) = self.read_probe().await?;
                 if found == content.as_bytes() {
                     return Ok(());
                 }
@@ -154,7 +154,7 @@ impl Probe<'_> {
 
     /// The version of the main object, whose content must be `content`.
     async fn read(&self, content: &str) -> Result<UpdateVersion, ObjectError> {
-        let (found, version) = self.look().await?;
+        let (found, version) = self.read_probe().await?;
         if found != content.as_bytes() {
             return Err(unfit(self.store, Unfit::StaleRead));
         }
@@ -164,7 +164,7 @@ impl Probe<'_> {
         Ok(version)
     }
 
-    async fn look(&self) -> Result<(Bytes, UpdateVersion), ObjectError> {
+    async fn read_probe(&self) -> Result<(Bytes, UpdateVersion), ObjectError> {
         let failed = |error| ObjectError::store("read", &self.main)(error);
         let got = self.store.get_opts(&self.main, GetOptions::default()).await.map_err(failed)?;
         let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };

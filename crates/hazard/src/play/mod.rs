@@ -23,20 +23,18 @@ use crate::settings::{Others, Pause, Settings, SettingsError};
 use crate::trace::{Lane, Phase, SpanKind, StepKind, Trace};
 use words::{answer_text, call_text, shown};
 
-/// How long a message is on its way, in milliseconds. A real network is faster; this one is seen in the
-/// picture.
+/// Latency of a message. Longer than a real network's, so that the picture shows it.
 const LATENCY_MS: u64 = 200;
-/// When B begins, and C. A begins at 0.
+/// When B and C start. A starts at 0.
 const START_MS: [u64; 2] = [1_000, 1_300];
 /// A play ends here at the latest.
 const END_MS_MAX: u64 = 900_000;
-/// The most things that happen in a play; it bounds the work if settings make the processes try again and
-/// again.
+/// Maximum events of a play. Bounds the work for settings with which the processes retry often.
 const HAPPENINGS_MAX: usize = 50_000;
 
-/// Plays what these settings lead to.
+/// Simulates these settings.
 ///
-/// The same settings lead to the same trace. A play takes some milliseconds at most.
+/// Deterministic: the same settings give the same trace. Takes a few milliseconds.
 ///
 /// # Errors
 /// [`SettingsError::Together`]: the settings do not fit together.
@@ -51,13 +49,13 @@ struct Play<'settings> {
     settings: &'settings Settings,
     now: u64,
     queue: BTreeMap<(u64, usize), Happening>,
-    /// Number of things that were queued; it orders those of the same time.
+    /// Number of events queued so far; the second part of the key, which orders events of the same time.
     queued: usize,
     locks: PlayedLocks,
     locks_wake_ms: Option<u64>,
     resource: PlayedAccount,
     processes: Vec<Process>,
-    /// A reader has read two balances.
+    /// A reader has read two different balances under one lock: the reader, the first and the second.
     torn: Option<(Lane, i64, i64)>,
     recorder: Recorder,
 }
@@ -246,8 +244,8 @@ impl<'settings> Play<'settings> {
         }
     }
 
-    /// When a message between a client and the lock service arrives that is sent now. During a cut it is sent
-    /// again and again, as TCP does.
+    /// The arrival time of a message that is sent now between a client and the lock service. A message sent
+    /// during a cut arrives after the cut, since TCP retransmits it.
     fn arrival(&self, client: Client) -> u64 {
         let (from, to) = (self.settings.cut_at_ms, self.settings.cut_at_ms + self.settings.cut_ms);
         let arrives = self.now + LATENCY_MS;

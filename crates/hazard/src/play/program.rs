@@ -28,7 +28,7 @@ impl Play<'_> {
         self.feed(index, request);
     }
 
-    /// The program comes to a point at which it may stand still.
+    /// The program reaches a point at which it may be paused.
     pub(super) fn reaches(&mut self, index: usize, point: Pause) {
         let settings = self.settings;
         let process = &mut self.processes[index];
@@ -105,7 +105,7 @@ impl Play<'_> {
     fn reads(&mut self, index: usize) {
         let process = &self.processes[index];
         let section = process.section();
-        // A program that reads for the second time has already entered.
+        // A second read is in the same section, which has entered already.
         let enters = self.settings.fence == Fence::Enter && process.state == ProgramState::Reading;
         let section = section.filter(|_| enters);
         let text = match section {

@@ -82,7 +82,7 @@ impl Bootstrap {
         &self.own
     }
 
-    /// The hello for a connection to node `to`. 0 is for any node at the address.
+    /// The hello for a connection to node `to`; 0: to whichever node has the address.
     #[must_use]
     pub fn hello(&self, to: u64, lane: Lane) -> Hello {
         let member = member(&self.own);

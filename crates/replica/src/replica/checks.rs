@@ -47,7 +47,7 @@ pub(super) struct Checks {
     /// This node's latest digest after a named entry.
     own: Option<Digest>,
     /// The latest digest received from each other node.
-    told: BTreeMap<u64, Digest>,
+    reported: BTreeMap<u64, Digest>,
     /// The digest that a majority has, which a leader sends. It stays valid if some of those nodes stop or
     /// are removed.
     right: Option<Digest>,
@@ -110,14 +110,14 @@ impl Checks {
 
     /// Drops the digests of nodes that are no longer members.
     pub(super) fn set_members(&mut self, is_member: impl Fn(u64) -> bool) {
-        self.told.retain(|node, _| is_member(*node));
+        self.reported.retain(|node, _| is_member(*node));
         self.has_news = true;
     }
 
     /// Other nodes' digests after the entry of `own`.
     fn others<'a>(&'a self, own: &'a Digest) -> impl Iterator<Item = (u64, u128)> + 'a {
-        let same = self.told.iter().filter(|(_, told)| told.index == own.index);
-        same.map(|(node, told)| (*node, told.value))
+        let same = self.reported.iter().filter(|(_, reported)| reported.index == own.index);
+        same.map(|(node, reported)| (*node, reported.value))
     }
 }
 
@@ -151,7 +151,7 @@ impl Replica {
             }
             PeerKind::HeartbeatResponse => {
                 if let Some(digest) = digest.filter(|_| self.members.nodes.contains_key(&message.from)) {
-                    self.checks.has_news |= self.checks.told.insert(message.from, digest) != Some(digest);
+                    self.checks.has_news |= self.checks.reported.insert(message.from, digest) != Some(digest);
                 }
             }
             _ => {}
@@ -173,9 +173,9 @@ impl Replica {
         }
         self.checks.has_news = false;
         let Some(own) = self.checks.own else { return };
-        let told: BTreeMap<u64, u128> =
+        let reported: BTreeMap<u64, u128> =
             self.checks.others(&own).chain([(self.config.node, own.value)]).collect();
-        for (&node, &theirs) in told.iter().filter(|(_, value)| **value != own.value) {
+        for (&node, &theirs) in reported.iter().filter(|(_, value)| **value != own.value) {
             if self.checks.differ.insert(node) {
                 let difference = Difference { index: own.index, own: own.value, node, theirs };
                 self.outputs.push(Output::Differs(difference));
@@ -184,7 +184,7 @@ impl Replica {
         if self.is_judged(own.index) {
             return;
         }
-        if let Some((node, value)) = of_majority(&self.members.configuration, &told) {
+        if let Some((node, value)) = of_majority(&self.members.configuration, &reported) {
             self.checks.right = Some(Digest { index: own.index, value });
             if value != own.value {
                 self.is_wrong(own, node, value);
@@ -207,10 +207,10 @@ impl Replica {
         {
             return false;
         }
-        let told: BTreeSet<u64> = self.checks.others(&own).map(|(node, _)| node).collect();
+        let reported: BTreeSet<u64> = self.checks.others(&own).map(|(node, _)| node).collect();
         let Configuration { voters, voters_outgoing, .. } = &self.members.configuration;
         let may_tell = voters.iter().chain(voters_outgoing).any(|voter| {
-            *voter != self.config.node && !told.contains(voter) && !self.unreachable.contains(voter)
+            *voter != self.config.node && !reported.contains(voter) && !self.unreachable.contains(voter)
         });
         if may_tell {
             self.checks.waits_since = self.now;
@@ -228,13 +228,13 @@ impl Replica {
 
 /// The digest of a majority of the voters, and one node that has it. In a joint configuration, of a majority
 /// of both sets.
-fn of_majority(configuration: &Configuration, told: &BTreeMap<u64, u128>) -> Option<(u64, u128)> {
+fn of_majority(configuration: &Configuration, reported: &BTreeMap<u64, u128>) -> Option<(u64, u128)> {
     let has = |voters: &[u64], value: u128| {
-        2 * voters.iter().filter(|voter| told.get(voter) == Some(&value)).count() > voters.len()
+        2 * voters.iter().filter(|voter| reported.get(voter) == Some(&value)).count() > voters.len()
     };
     let Configuration { voters, voters_outgoing, .. } = configuration;
     let is_right = |value| has(voters, value) && (voters_outgoing.is_empty() || has(voters_outgoing, value));
-    told.iter().map(|(node, value)| (*node, *value)).find(|(_, value)| is_right(*value))
+    reported.iter().map(|(node, value)| (*node, *value)).find(|(_, value)| is_right(*value))
 }
 
 #[cfg(test)]
@@ -242,14 +242,14 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(voters: &[u64], outgoing: &[u64], told: &[(u64, u128)], right: Option<u128>) {
+    fn check(voters: &[u64], outgoing: &[u64], reported: &[(u64, u128)], right: Option<u128>) {
         let configuration = Configuration {
             voters: voters.to_vec(),
             voters_outgoing: outgoing.to_vec(),
             ..Configuration::default()
         };
-        let told = told.iter().copied().collect();
-        assert_eq!(of_majority(&configuration, &told).map(|(_, value)| value), right);
+        let reported = reported.iter().copied().collect();
+        assert_eq!(of_majority(&configuration, &reported).map(|(_, value)| value), right);
     }
 
     #[test]

@@ -15,9 +15,9 @@ use crate::event::{Answer, AskId, Output, Question};
 use crate::load::Load;
 
 /// Maximum number of table slots visited for one page of a list: some hundred microseconds.
-const PLACES_PER_PAGE: usize = 1 << 14;
+const VISITS_PER_PAGE: usize = 1 << 14;
 /// Slots visited between two checks of the page's size.
-const PLACES_PER_STEP: usize = 8;
+const VISITS_PER_STEP: usize = 8;
 /// A list page ends once it has this many bytes.
 const PAGE_BYTES_MAX: usize = 1 << 18;
 /// Most prefixes whose load is returned at once, and most names and prefixes that are visited for others.
@@ -113,20 +113,20 @@ impl Replica {
     /// Returns one page. The work per page is bounded even if the table is large, since other requests wait
     /// meanwhile.
     fn list(&self, prefix: Option<&LockName>, max: usize, after: u64) -> v1::ListResponse {
-        let (mut locks, mut cursor, mut looked, mut bytes) = (Vec::new(), Some(after), 0, 0);
+        let (mut locks, mut cursor, mut visited, mut bytes) = (Vec::new(), Some(after), 0, 0);
         while let Some(from) = cursor
             && locks.len() < max
-            && looked < PLACES_PER_PAGE
+            && visited < VISITS_PER_PAGE
             && bytes < PAGE_BYTES_MAX
         {
-            let places = PLACES_PER_STEP.min(max - locks.len());
-            let (part, next) = self.table.names_in_part(prefix, from, places);
+            let visits = VISITS_PER_STEP.min(max - locks.len());
+            let (part, next) = self.table.names_in_part(prefix, from, visits);
             for name in part {
                 let lock = self.lock(&name, LISTED);
                 bytes += lock.encoded_len();
                 locks.push(lock);
             }
-            looked += places;
+            visited += visits;
             cursor = next;
         }
         v1::ListResponse { locks, next_after: cursor.unwrap_or(0) }

@@ -106,8 +106,7 @@ impl Replica {
     }
 
     /// Transfers the leadership of a node that leads although it is being removed; the next leader completes
-    /// the removal. It may have to be transferred before this leader is ready, see
-    /// [`Replica::waits_to_be_removed`].
+    /// the removal. The transfer may begin before this leader is ready: see [`Replica::waits_to_be_removed`].
     pub(super) fn hand_over_if_leaving(&mut self) {
         if self.engine.is_leader()
             && self.members.is_leaving(self.config.node)

@@ -92,7 +92,7 @@ fn bad(at: usize, what: impl Into<String>) -> Found {
 }
 
 /// Decodes `area`: the rest of a segment, from the offset at which record `number` should begin.
-pub(super) fn look(area: &[u8], seed: u32, number: u64) -> Found {
+pub(super) fn find(area: &[u8], seed: u32, number: u64) -> Found {
     let Some(head) = area.first_chunk::<SECTOR_BYTES>() else {
         return Found::End;
     };

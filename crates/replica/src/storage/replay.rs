@@ -193,7 +193,7 @@ impl ReplayState {
         let mut at = SECTOR as usize;
         let mut highest = 0;
         loop {
-            match record::look(&bytes[at..seal_at], seed, self.next_record) {
+            match record::find(&bytes[at..seal_at], seed, self.next_record) {
                 Found::Record(payload, size) => {
                     highest = highest.max(self.record(payload, name, at as u64)?);
                     self.next_record = self.next_record.saturating_add(1);

@@ -78,10 +78,10 @@ proptest! {
         prop_assert_eq!(size, record::size(payload.len()));
         prop_assert!(area.chunks(SECTOR_BYTES).all(|sector| sector[0] != 0 && sector[1] != 0));
         area.resize(size + behind * SECTOR_BYTES, 0);
-        prop_assert_eq!(record::look(&area, seed, number), Found::Record(payload, size));
+        prop_assert_eq!(record::find(&area, seed, number), Found::Record(payload, size));
         let is_bad = |found| matches!(found, Found::Bad(..));
-        prop_assert!(is_bad(record::look(&area, seed ^ 1, number)), "of another file");
-        prop_assert!(is_bad(record::look(&area, seed, number ^ 1)), "in another place");
+        prop_assert!(is_bad(record::find(&area, seed ^ 1, number)), "of another file");
+        prop_assert!(is_bad(record::find(&area, seed, number ^ 1)), "in another place");
     }
 
     #[test]
@@ -105,7 +105,7 @@ proptest! {
             record::put(&mut next, 5, 10, b"later");
         }
         area.extend(next);
-        let found = record::look(&area, 5, 9);
+        let found = record::find(&area, 5, 9);
         match (follower, all_lost) {
             (true, _) => prop_assert!(matches!(found, Found::Bad(..)), "{found:?}"),
             (false, true) => prop_assert_eq!(found, Found::End),
@@ -121,7 +121,7 @@ proptest! {
         if tagged {
             bytes[..2].copy_from_slice(b"R1");
         }
-        prop_assert!(matches!(record::look(&bytes, 0, 1), Found::Bad(..)));
+        prop_assert!(matches!(record::find(&bytes, 0, 1), Found::Bad(..)));
         let header = bytes.first_chunk().expect("it is longer");
         prop_assert!(Header::decode(header, "x", FileKind::Segment).is_err());
         let disk = MemoryDisk::new();

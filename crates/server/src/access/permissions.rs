@@ -12,7 +12,8 @@
 //! names = ["orders", "stock/eu"]            # these and all below them; `*`: all
 //! ```
 //!
-//! What no rule allows is denied. Rules only add, so their order has no meaning. Quotas: see `quotas.rs`.
+//! Actions that no rule allows are denied. Rules only add, so their order has no meaning. Quotas: see
+//! `quotas.rs`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -50,7 +51,7 @@ pub enum Permission {
 }
 
 impl Permission {
-    /// All of them.
+    /// All permissions.
     pub const ALL: [Self; 5] = [Self::Acquire, Self::Read, Self::Break, Self::Limit, Self::Admin];
 }
 
@@ -85,7 +86,7 @@ pub enum Decision {
 }
 
 impl Decision {
-    /// Whether it allows.
+    /// Whether the action is allowed.
     #[must_use]
     pub fn is_allowed(self) -> bool {
         matches!(self, Self::Allowed { .. })
@@ -214,7 +215,7 @@ impl Permissions {
         Ok(PermissionRule { line, who, actions, names: prefixes })
     }
 
-    /// The most that all callers together may have.
+    /// The quota of all callers together.
     pub(crate) fn total(&self) -> Usage {
         self.total
     }

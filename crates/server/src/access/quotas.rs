@@ -23,7 +23,7 @@ use serde::Deserialize;
 
 use super::identity::Identity;
 
-/// The limits that an entry sets; `None`: the default applies.
+/// The limits that a `[[quota]]` sets; `None`: the default applies.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct QuotaFields {
@@ -59,7 +59,7 @@ pub(super) struct QuotaEntry {
     requests_per_second: Option<NonZeroU32>,
 }
 
-/// A validated entry; the names in `who` are not validated here.
+/// A validated `[[quota]]`; the names in `who` are not validated here.
 pub(super) struct QuotaRule {
     line: usize,
     pub(super) who: Vec<String>,
@@ -104,7 +104,7 @@ pub(super) fn default_of(caller: &Identity) -> Usage {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Quota {
-    /// The line of the entry that applies, from 1; `None`: the default.
+    /// The line of the `[[quota]]` that applies, from 1; `None`: the default.
     pub line: Option<usize>,
     /// The limits on all sessions of the caller together.
     pub most: Usage,

@@ -18,7 +18,7 @@ const PREFIX: &str = "lkt.";
 const SALT_BYTES: usize = 16;
 const SECRET_BYTES: usize = 32;
 const HASH_BYTES: usize = 32;
-/// Longest text that is looked at as a token.
+/// Longest text that is parsed as a token.
 const TOKEN_CHARS_MAX: usize = PREFIX.len() + LABEL_BYTES_MAX + 1 + 2 * SECRET_BYTES;
 
 /// The id of a token: its hash in the file, which is not secret. Another token of the same name has another
@@ -55,7 +55,7 @@ impl fmt::Debug for NewToken {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NewTokenError {
-    /// The name is none.
+    /// The name is invalid.
     #[error(transparent)]
     Name(#[from] IdentityError),
     /// The name has a character that the file uses for itself, or that can't be sent.

@@ -1,7 +1,7 @@
 //! The interfaces for clients, gRPC and HTTP/JSON: connections, streams and unary calls, on one thread.
 //!
 //! Responsible for: clients' requests reach the replica in order, and its answers reach the clients. Contains
-//! no lock rule. Each room gets the handles that it needs of the rooms above it in this list:
+//! no lock rule. Each module gets handles of the modules above it in this list:
 //!
 //! | room | is |
 //! | --- | --- |
@@ -59,7 +59,7 @@ pub(crate) use pump::pump;
 pub use statuses::LEADER_METADATA;
 pub(crate) use transport::{Acceptor, answer_while_forming};
 
-/// The rooms of the front.
+/// The modules of the front.
 pub(crate) struct Front {
     replica: Arc<ReplicaHandle>,
     callers: Arc<Callers>,
@@ -141,7 +141,8 @@ impl Front {
         self.replica.push(Event::ShutDown);
     }
 
-    /// Refuses all that is new from now on, and ends the connections once their calls have ended.
+    /// Refuses new connections, streams and calls from now on, and ends each connection once its calls have
+    /// ended.
     pub(crate) fn end_connections(&self) {
         self.calls.end_watches();
         self.replica.stopping.cancel();
@@ -152,8 +153,8 @@ impl Front {
         self.transport.connections().len()
     }
 
-    /// Sends the limits of the current access files to the replica, and ends what their owners may no longer
-    /// have. Runs again at each change of the files.
+    /// Sends the quotas of the access files to the replica, and ends streams, watches and connections of
+    /// callers that are no longer permitted. Repeats this at each change of the files.
     pub(crate) async fn follow_access_files(&self) {
         self.sessions.set_quotas();
         loop {
@@ -163,7 +164,7 @@ impl Front {
         }
     }
 
-    /// Ends what callers have who are no longer permitted by the current files.
+    /// Ends the streams, watches and connections of callers that are no longer permitted.
     fn end_denied(&self) {
         self.sessions.end_denied();
         self.calls.end_denied();

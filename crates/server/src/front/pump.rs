@@ -18,18 +18,18 @@ use crate::inbox::{Outbox, ReplicaStatus};
 /// A connection that has not passed a drain barrier after this many checks is closed, unless frames of it
 /// were handed to the replica since the last check. Checks are counted, not their time: a stall of this
 /// process is one check, however long it was.
-const LOOKS_MAX: u32 = 5;
+const CHECKS_MAX: u32 = 5;
 /// The number of checks after which any connection that has not passed is closed: no session expires before
 /// that.
-const MOVING_LOOKS_MAX: u32 = 25;
-const LOOK: Duration = Duration::from_millis(200);
+const MOVING_CHECKS_MAX: u32 = 25;
+const CHECK: Duration = Duration::from_millis(200);
 
 struct Pump {
     front: Arc<Front>,
     acceptor: Arc<Acceptor>,
     outbox: Arc<Outbox>,
     outputs: Vec<Output>,
-    looks: u32,
+    checks: u32,
     /// Whether the accept queue was found empty since the barrier began.
     has_accepted: bool,
     clock: Interval,
@@ -37,9 +37,10 @@ struct Pump {
 
 /// Runs until the replica has ended.
 pub(crate) async fn pump(front: Arc<Front>, acceptor: Arc<Acceptor>, outbox: Arc<Outbox>) {
-    let mut clock = interval(LOOK);
+    let mut clock = interval(CHECK);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut pump = Pump { front, acceptor, outbox, outputs: Vec::new(), looks: 0, has_accepted: true, clock };
+    let mut pump =
+        Pump { front, acceptor, outbox, outputs: Vec::new(), checks: 0, has_accepted: true, clock };
     poll_fn(|cx| pump.turn(cx)).await;
 }
 
@@ -125,7 +126,7 @@ impl Pump {
     fn begin_barrier(&mut self, number: u64) {
         self.front.replica.set_barrier(number);
         self.has_accepted = self.acceptor.accept_waiting();
-        self.looks = 0;
+        self.checks = 0;
         self.clock.reset();
         for connection in self.front.transport.connections().values() {
             connection.nudge(number);
@@ -145,11 +146,11 @@ impl Pump {
             return self.front.replica.push(Event::Drained(number));
         }
         while self.clock.poll_tick(cx).is_ready() {
-            self.looks += 1;
+            self.checks += 1;
             self.has_accepted = self.has_accepted || self.acceptor.accept_waiting();
             for connection in &late {
-                let most = if connection.take_moved() { MOVING_LOOKS_MAX } else { LOOKS_MAX };
-                if self.looks >= most {
+                let most = if connection.take_moved() { MOVING_CHECKS_MAX } else { CHECKS_MAX };
+                if self.checks >= most {
                     tracing::warn!(
                         connection = connection.id,
                         "a client's connection is closed: it sent more than could be read while a session was about to \

@@ -1,4 +1,4 @@
-//! The handle of the replica's thread: what every part of the front passes to it, and knows of it.
+//! The front's handle of the replica's thread: passes events to it, and has its published state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The errors of calls, and what in them tells a client or another node where the leader is.
+//! The errors of calls, and the metadata by which clients and other nodes find the leader.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -25,7 +25,7 @@ use fair_queue::{FairQueue, QUANTUM, QueuedWeight};
 /// of the room of its caller, so there is always room for another one. Enough work for several turns.
 const WEIGHT_MAX: usize = 1 << 13;
 
-/// The weight of reading many entries of the table: some hundred microseconds of the replica's time.
+/// The weight of reading many table entries: some hundred microseconds of the replica's time.
 const LIST_WEIGHT: usize = 128;
 
 /// The weight of an event: one for each request, plus one for every 64 bytes of the request's content.
@@ -239,7 +239,7 @@ struct OutboxContents {
 /// The state of the replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum ReplicaStatus {
-    /// This node knows no leader, or it leads but has not yet applied all entries that were committed before.
+    /// This node knows no leader, or it leads but has not yet applied all log entries committed before.
     #[default]
     Waiting,
     /// This node leads and answers.

@@ -38,12 +38,12 @@ pub(crate) struct Directory {
 /// The members, from several sources.
 #[derive(Clone, Default, Debug)]
 struct Known {
-    /// As of the last entry that this node applied.
+    /// As of the last log entry that this node applied.
     members: Members,
     /// The version of the table's rules.
     rules: u32,
-    /// The members as received from a node that has applied more entries. These members are connected to as
-    /// well: they may need this node's vote for a majority.
+    /// The members as received from a node that has applied more log entries. These members are connected to
+    /// as well: they may need this node's vote for a majority.
     news: Members,
     /// Peer addresses from the nodes' own hellos: a node may have moved, or was restored from a backup. Tried
     /// after the address in the log, since a forged hello can contain any address.
@@ -88,7 +88,7 @@ impl Directory {
         });
     }
 
-    /// Whether the node was a member and was removed, as of the last applied entry.
+    /// Whether the node was a member and was removed, as of the last applied log entry.
     pub(crate) fn has_removed(&self, node: u64) -> bool {
         self.known.borrow().members.removed.contains_key(&node)
     }
@@ -137,7 +137,7 @@ impl Directory {
         self.known.borrow().members.witnesses_needed(self.founding.node)
     }
 
-    /// Whether the node is a member, as of the last applied entry.
+    /// Whether the node is a member, as of the last applied log entry.
     pub(crate) fn is_member(&self, node: u64) -> bool {
         self.known.borrow().members.nodes.contains_key(&node)
     }

@@ -23,8 +23,8 @@ use crate::error::ServeError;
 use crate::observe::notify;
 use crate::tls::NodeTls;
 
-/// How often the state of the other nodes is looked at; a change is logged then.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The interval at which the state of the other nodes is checked; changes are logged.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// After this time, the state is logged again although it has not changed.
 const SAY_AGAIN: Duration = Duration::from_secs(30);
 
@@ -169,7 +169,7 @@ impl Forming {
     async fn say(self: Arc<Self>, join: Option<String>) {
         let (mut said, mut last) = (String::new(), Instant::now());
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_EVERY).await;
             let text = self.waits_for(join.as_deref());
             if text != said || last.elapsed() >= SAY_AGAIN {
                 tracing::info!("{text}");

@@ -19,8 +19,8 @@ use crate::tls::{NodeTls, PeerStream};
 /// The longest handshake message, in bytes: it contains some addresses for each node, and an entry for each
 /// former member.
 const GREETING_BYTES_MAX: usize = 1 << 20;
-/// How a TLS record begins: its type, then its version, 3.1 to 3.4. As a length it would be that of an odd
-/// size above 64 KiB.
+/// The first byte of TLS records; the version follows, 3.1 to 3.4. No plain handshake begins like this: read
+/// as a length, these bytes exceed what a hello needs.
 const TLS_ALERT: u8 = 21;
 const TLS_HANDSHAKE: u8 = 22;
 /// The time limit of a handshake, connecting included.
@@ -134,7 +134,7 @@ async fn connect_tls(socket: TcpStream, to: u64, tls: Option<&NodeTls>) -> Resul
     Ok(stream)
 }
 
-/// Says what to look at if a TLS handshake fails.
+/// Adds advice to the error of a TLS handshake.
 fn explain(error: io::Error) -> io::Error {
     io::Error::new(
         error.kind(),

@@ -17,11 +17,12 @@ use crate::tls::Transport;
 
 /// No further frame is queued for a peer while more bytes than this are pending: the peer does not keep up,
 /// and all pending frames are dropped. Must exceed the bytes that the consensus has in flight to one follower
-/// (32 MiB); otherwise a follower that lags would never receive the entries that it lacks.
+/// (32 MiB); otherwise a follower that lags would never receive the log entries that it lacks.
 pub(super) const OUT_BYTES_MAX: usize = 40 << 20;
-/// Messages with more bytes of entries than this are split into several frames, as are very many messages.
+/// Messages with more bytes of log entries than this are split into several frames, as are very many
+/// messages.
 const FRAME_BYTES: usize = 4 << 20;
-/// The longest frame that is accepted: one that is nearly full, plus a message with the longest entry.
+/// The longest frame that is accepted: a nearly full one, plus a message with the longest log entry.
 const FRAME_BYTES_MAX: usize = 16 << 20;
 /// The smallest read buffer.
 const READ_BYTES: usize = 64 << 10;
@@ -147,7 +148,7 @@ pub(super) struct Incoming {
 
 /// How reading a socket ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Looked {
+pub(super) enum ReadOutcome {
     /// Everything that had arrived was read.
     Empty,
     /// The socket may have more to read.
@@ -176,14 +177,14 @@ impl Incoming {
         room: &mut usize,
         is_ending: bool,
         out: &mut Vec<PeerMessage>,
-    ) -> io::Result<Looked> {
+    ) -> io::Result<ReadOutcome> {
         loop {
             if *room == 0 {
-                return Ok(Looked::More);
+                return Ok(ReadOutcome::More);
             }
             let free = self.buffer.len() - self.filled;
             match self.transport.read(&mut self.buffer[self.filled..]) {
-                Ok(0) => return Ok(Looked::Closed),
+                Ok(0) => return Ok(ReadOutcome::Closed),
                 Ok(count) => {
                     *room = room.saturating_sub(count);
                     self.filled += count;
@@ -192,10 +193,10 @@ impl Incoming {
                     // of the connection causes one event only, perhaps the same as these bytes; so if it was
                     // reported, reading goes on to the end.
                     if count < free && !is_ending && self.transport.short_read_empties() {
-                        return Ok(Looked::Empty);
+                        return Ok(ReadOutcome::Empty);
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Looked::Empty),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(ReadOutcome::Empty),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }

@@ -63,8 +63,8 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
                 continue;
             }
         };
-        // Closed at once rather than left in the queue: behind it other nodes would wait for those that say
-        // nothing.
+        // Closed at once rather than left in the queue, where other nodes would wait behind silent
+        // connections.
         let Ok(place) = greetings.take(Some(network(address.ip()))) else {
             tracing::debug!(%address, "a connection from {address} was closed at once: too many are in their handshakes");
             continue;

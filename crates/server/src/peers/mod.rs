@@ -57,7 +57,7 @@ pub(crate) use bulk::{Arrived, Bulk, PATIENCE};
 use dial::Dialler;
 pub(crate) use directory::Directory;
 pub(crate) use form::form;
-use link::{Incoming, Looked, PeerOutbox};
+use link::{Incoming, PeerOutbox, ReadOutcome};
 use listen::listen;
 pub(crate) use poll::Bell;
 use poll::Poller;
@@ -203,7 +203,7 @@ impl Peers {
             outgoing: BTreeMap::new(),
             lost: Vec::new(),
             missed: BTreeSet::new(),
-            has_looked: false,
+            has_polled: false,
         };
         inbox.rings(links.poller.bell());
         Ok(Self { inbox, links: Some(links) })
@@ -281,8 +281,8 @@ struct Links {
     lost: Vec<u64>,
     /// Peers for which messages were dropped, not reported yet.
     missed: BTreeSet<u64>,
-    /// The sockets were polled, and their input was not read since.
-    has_looked: bool,
+    /// The sockets were polled, and their input was not read since then.
+    has_polled: bool,
 }
 
 struct In {
@@ -305,7 +305,7 @@ impl Links {
     fn wait(&mut self, at_most: Option<Duration>, is_idle: impl FnOnce() -> bool) {
         if !self.has_news() && self.poller.sleep(at_most, is_idle) {
             self.note_found();
-            self.has_looked = true;
+            self.has_polled = true;
         }
     }
 
@@ -313,7 +313,7 @@ impl Links {
         if !self.has_news() {
             self.poller.poll(Some(at_most));
             self.note_found();
-            self.has_looked = true;
+            self.has_polled = true;
         }
     }
 
@@ -323,7 +323,7 @@ impl Links {
     }
 
     fn read(&mut self, out: &mut Vec<Event>) {
-        if !std::mem::take(&mut self.has_looked) {
+        if !std::mem::take(&mut self.has_polled) {
             self.poller.poll(Some(Duration::ZERO));
             self.note_found();
         }
@@ -334,14 +334,14 @@ impl Links {
         let mut ended = Vec::new();
         for (&node, link) in self.incoming.iter_mut().filter(|(_, link)| link.is_ready) {
             let mut messages = Vec::new();
-            let looked = link.bytes.read(&mut room, link.is_ending, &mut messages);
-            link.is_ready = matches!(looked, Ok(Looked::More));
+            let outcome = link.bytes.read(&mut room, link.is_ending, &mut messages);
+            link.is_ready = matches!(outcome, Ok(ReadOutcome::More));
             if !messages.is_empty() {
                 out.push(Event::Peer(messages));
             }
-            match looked {
-                Ok(Looked::Empty | Looked::More) => {}
-                Ok(Looked::Closed) => ended.push(node),
+            match outcome {
+                Ok(ReadOutcome::Empty | ReadOutcome::More) => {}
+                Ok(ReadOutcome::Closed) => ended.push(node),
                 Err(error) => {
                     if error.kind() == io::ErrorKind::InvalidData {
                         tracing::error!(node, %error, "node {node} is cut off: it sent {error}");

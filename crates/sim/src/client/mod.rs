@@ -128,7 +128,7 @@ impl SimClient {
 
     /// Replaces the client's list of nodes, as its user would: all nodes on the old list may have been
     /// removed.
-    pub(crate) fn is_told_nodes(&mut self, core: &mut Core) {
+    pub(crate) fn receives_nodes(&mut self, core: &mut Core) {
         let addresses: Vec<String> = core.present.iter().copied().map(client_address).collect();
         self.addresses = Addresses::named(addresses.iter().map(String::as_str), core.dice.u64());
     }

@@ -38,7 +38,7 @@ use lockkeeper_wire::store::Founding;
 pub(crate) use start::TOKENS_ABOVE;
 
 /// How often work for a stopped node is retried until the node runs again.
-const LOOKS_EVERY: Nanos = 100 * MS;
+const POLL_EVERY: Nanos = 100 * MS;
 /// The error code that a failing disk returns.
 const EIO: i32 = 5;
 
@@ -115,8 +115,8 @@ impl NodeProcess {
     }
 
     /// When to check again whether the loop may run: the end of a fault may allow that earlier than planned.
-    fn looks_at(&self, now: Nanos) -> Nanos {
-        self.runs_at().min(now + LOOKS_EVERY)
+    fn next_poll(&self, now: Nanos) -> Nanos {
+        self.runs_at().min(now + POLL_EVERY)
     }
 }
 

@@ -41,7 +41,7 @@ impl SimNode {
         let not_before = process.stopped_until.max(process.unread_until);
         if core.now < not_before {
             let pause = core.dice.spread(5_000, 10 * MS);
-            let at = not_before.min(core.now + super::LOOKS_EVERY) + pause;
+            let at = not_before.min(core.now + super::POLL_EVERY) + pause;
             return core.at(at, Happening::NodeReads { node: self.id, run, stream });
         }
         process.reading.remove(&stream);

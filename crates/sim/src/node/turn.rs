@@ -72,7 +72,7 @@ impl SimNode {
         let node = self.id;
         let Some(process) = self.process.as_mut().filter(|_| run == self.run) else { return };
         if core.now < process.runs_at() {
-            return core.at(process.looks_at(core.now), Happening::NodeWrote { node, run });
+            return core.at(process.next_poll(core.now), Happening::NodeWrote { node, run });
         }
         if process.dies_in_write {
             let pause = core.dice.within(5 * MS, 40 * MS);
@@ -134,7 +134,7 @@ impl SimNode {
         let node = self.id;
         let Some(process) = self.process.as_mut().filter(|_| run == self.run) else { return };
         if core.now < process.stopped_until {
-            return core.at(process.looks_at(core.now), Happening::NodeStored { node, run });
+            return core.at(process.next_poll(core.now), Happening::NodeStored { node, run });
         }
         match process.chores.step(&self.disk) {
             None => {}
@@ -227,7 +227,7 @@ impl SimNode {
                     frames.push(frame);
                 }
                 Output::Items(stream, items) => {
-                    core.oracle.told(core.now, self.id, stream, &items);
+                    core.oracle.sent(core.now, self.id, stream, &items);
                     core.send_down(stream, Down::Items(items));
                 }
                 Output::EndStream(stream, end) => {

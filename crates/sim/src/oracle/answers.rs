@@ -59,22 +59,22 @@ fn is_durable(nodes: &[ObservedNode], log: &AgreedLog, members: &Taking, index: 
 
 impl Oracle {
     /// Checks items that a node sends to a client.
-    pub(crate) fn told(&mut self, now: Nanos, node: Id, stream: StreamId, items: &[v1::ServerItem]) {
+    pub(crate) fn sent(&mut self, now: Nanos, node: Id, stream: StreamId, items: &[v1::ServerItem]) {
         let (nodes, log, members) = (&self.nodes, &self.log, &self.members);
         let has = |index| is_durable(nodes, log, members, index);
         let mut verdict = reply_checker::ends_of_attach(items, self.budgets.ends_per_part);
         for item in items {
             let term = nodes[index_of(node)].silence.leads();
-            verdict = verdict.and_then(|()| self.rounds.told(node, term, stream, item, &self.log));
+            verdict = verdict.and_then(|()| self.rounds.sent(node, term, stream, item, &self.log));
             verdict = verdict.and_then(|()| nodes[index_of(node)].silence.may_tell(item));
-            verdict = verdict.and_then(|()| self.told.item(item, &self.history, has));
+            verdict = verdict.and_then(|()| self.replies.item(item, &self.history, has));
             if let Some(v1::server_item::What::Attached(_) | v1::server_item::What::Opened(_)) = item.what {
                 // From here on the session has its full ttl again.
                 self.excused.remove(&item.session);
             }
         }
         for item in items {
-            self.nodes[index_of(node)].silence.told(stream, item);
+            self.nodes[index_of(node)].silence.sent(stream, item);
         }
         self.judge(now, verdict);
     }
@@ -112,7 +112,7 @@ impl Oracle {
             .rounds
             .called(node, term, call, log)
             .and_then(|()| nodes[index_of(node)].silence.may_answer_call(item.session))
-            .and_then(|()| self.told.item(item, &self.history, has));
+            .and_then(|()| self.replies.item(item, &self.history, has));
         self.nodes[index_of(node)].silence.renewed_by_call(item.session);
         self.judge(now, verdict);
     }

@@ -75,7 +75,7 @@ pub(crate) struct Oracle {
     excused: BTreeSet<u64>,
     rounds: QuorumReadChecker,
     reads: Reads,
-    told: ReplyChecker,
+    replies: ReplyChecker,
     call_leases: CallLeases,
     pub(crate) seen: Coverage,
 }
@@ -169,7 +169,7 @@ impl Oracle {
             excused: BTreeSet::new(),
             rounds: QuorumReadChecker::default(),
             reads: Reads::default(),
-            told: ReplyChecker::default(),
+            replies: ReplyChecker::default(),
             call_leases: CallLeases::default(),
             seen: Coverage::default(),
         }

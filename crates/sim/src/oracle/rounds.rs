@@ -54,7 +54,7 @@ impl QuorumReadChecker {
     }
 
     /// Checks an item that a node sends to a client; `term` is the term in which the node leads, if it does.
-    pub(crate) fn told(
+    pub(crate) fn sent(
         &mut self,
         node: Id,
         term: Option<u64>,

@@ -300,7 +300,7 @@ impl Silence {
 
     /// Records an opened session, which is also attached to its stream. The request has no session id yet, so
     /// it is recorded when the node replies.
-    pub(crate) fn told(&mut self, stream: StreamId, item: &v1::ServerItem) {
+    pub(crate) fn sent(&mut self, stream: StreamId, item: &v1::ServerItem) {
         if let Some(server_item::What::Opened(opened)) = &item.what {
             self.claimed(item.session, opened.attach, stream, None);
             self.claims(item.session, opened.attach, stream);

@@ -24,10 +24,10 @@ pub(super) struct PendingCall {
 pub(super) type PendingCalls = BTreeMap<StreamId, PendingCall>;
 
 impl RawClient {
-    /// Makes a call, perhaps.
+    /// Makes a call, at random.
     pub(super) fn make_call(&mut self, core: &mut Core) {
         if !core.is_stormy && !self.calls.is_empty() {
-            // Those answers may be lost.
+            // Their answers may be lost.
             self.calls.clear();
             self.hang_up(core);
         }

@@ -58,7 +58,7 @@ impl World {
             }
         }
         if !self.core.members.removed.is_empty() {
-            self.clients.iter_mut().for_each(|client| client.is_told_nodes(&mut self.core));
+            self.clients.iter_mut().for_each(|client| client.receives_nodes(&mut self.core));
         }
         for client in self.clients.iter_mut().filter(|client| client.is_alive) {
             client.resume(&mut self.core);

@@ -64,7 +64,7 @@ struct World {
 /// Runs the simulation of a seed.
 #[must_use]
 pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> RunReport {
-    let mut core = Core::new(seed, mutant.map(|mutant| mutant.place), keep_trace);
+    let mut core = Core::new(seed, mutant.map(|mutant| mutant.location), keep_trace);
     let checks = match core.mutant {
         Some(MutantLocation::NoFence) => Checks::Nothing,
         Some(MutantLocation::FenceWithoutEnter) => Checks::WriteOnly,
@@ -150,7 +150,7 @@ impl World {
 
     fn happen(&mut self, happening: Happening) {
         let core = &mut self.core;
-        if happening.is_told() {
+        if happening.is_traced() {
             core.note(format_args!("{happening:?}"));
         }
         match happening {

@@ -210,14 +210,14 @@ impl World {
             Answer::NotLeader { leader } => {
                 self.operator.leader = Some(leader).filter(|leader| *leader != 0);
             }
-            Answer::Members(told) => {
+            Answer::Members(members) => {
                 let Some(wish) = &self.operator.wish else { return };
-                let part = told.nodes.iter().find(|it| it.node == wish.node()).map(v1::ClusterNode::part);
+                let part = members.nodes.iter().find(|it| it.node == wish.node()).map(v1::ClusterNode::part);
                 let is_over = match wish {
                     Wish::Add(..) => part == Some(v1::NodePart::Voter),
                     Wish::Remove(_) => part.is_none(),
                 };
-                if is_over && !told.changing {
+                if is_over && !members.changing {
                     self.is_over();
                 }
             }

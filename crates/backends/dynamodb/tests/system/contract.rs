@@ -132,12 +132,12 @@ impl Subject for Server {
     async fn take_away(&self, label: &str, name: &str) {
         self.faults.cut_off(label);
         let operator = Locks::connect_as(&self.url(self.address()), "operator").await.unwrap();
-        let token = operator.inspect(name).await.unwrap().holders[0].token;
+        let token = operator.inspect(name).await.unwrap().holds[0].token;
         let taken = operator.mutex(name).acquire().await.unwrap();
         assert!(taken.token_hint() > token);
         taken.release().await.unwrap();
         until("the lock is free", async || {
-            operator.inspect(name).await.unwrap().holders.is_empty().then_some(())
+            operator.inspect(name).await.unwrap().holds.is_empty().then_some(())
         })
         .await;
     }

@@ -90,7 +90,7 @@ async fn dead_readers_make_room() {
     for (table, more) in [("a", ""), ("b", "&attributes=python")] {
         let url = url(&server, table, more);
         assert!(init(&url).await.unwrap());
-        let count = async |locks: &Locks| locks.inspect("x").await.unwrap().holder_count;
+        let count = async |locks: &Locks| locks.inspect("x").await.unwrap().hold_count;
         let (lives, observes) = (Locks::connect(&url).await.unwrap(), Locks::connect(&url).await.unwrap());
         let faults = Faults::default();
         let proxy = faults.proxy("dies", SocketAddr::from(([127, 0, 0, 1], server.port())));
@@ -117,7 +117,7 @@ async fn dead_readers_make_room() {
         });
         let joined = joined.await.expect("the dead readers stay");
         let tokens: Vec<_> =
-            lives.inspect("x").await.unwrap().holders.iter().map(|held| held.token).collect();
+            lives.inspect("x").await.unwrap().holds.iter().map(|held| held.token).collect();
         assert!(tokens.contains(&lives_on.token_hint()) && tokens.contains(&joined.token_hint()));
         assert!(joined.token_hint() > dead.iter().filter_map(|dead| dead.token_hint()).max());
         let writes = lives.rw("x").write();
@@ -143,7 +143,7 @@ async fn crowd_of_readers_is_bounded_and_each_is_broken_alone() {
         readers.push(locks.rw("x").read().acquire().await.unwrap());
     }
     assert!(locks.rw("x").read().try_acquire().await.unwrap().is_none());
-    assert_eq!(locks.inspect("x").await.unwrap().holder_count, 100);
+    assert_eq!(locks.inspect("x").await.unwrap().hold_count, 100);
     for now in [false, true] {
         let broken = readers.pop().unwrap();
         let order = BreakOrder {

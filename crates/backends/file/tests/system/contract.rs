@@ -52,7 +52,7 @@ impl Subject for File {
     async fn take_away(&self, _label: &str, name: &str) {
         let locks = self.client("operator").await;
         let name: LockName = name.parse().unwrap();
-        let token = locks.inspect(&name).await.unwrap().holders[0].token.unwrap();
+        let token = locks.inspect(&name).await.unwrap().holds[0].token.unwrap();
         let order =
             BreakOrder { name, token, reason: "taken away".into(), by: "the suite".into(), now: false };
         locks.break_hold(order).await.unwrap();

@@ -6,7 +6,7 @@ use lockkeeper_backend::{Answer, BackendError, BackendErrorKind, CallError};
 use lockkeeper_core::Mode;
 
 use super::hold::granted;
-use super::look;
+use super::inspect;
 use super::note::{Badge, Note};
 use super::request::{Acquired, AdvisoryRequest, Claim, left};
 use super::shared::Shared;
@@ -89,11 +89,11 @@ async fn try_lock(shared: &Shared, mut claim: Claim) -> Acquired {
 /// The answer to an acquire that found the lock held and does not wait: the current holder and the number of
 /// waiters.
 async fn busy(claim: Claim) -> Acquired {
-    let look = look::statement(claim.says.common.version, Some(claim.says.key));
-    match claim.used.connection.ask(&format!("{}{look}", claim.says.give_up())).await {
+    let query = inspect::statement(claim.says.common.version, Some(claim.says.key));
+    match claim.used.connection.ask(&format!("{}{query}", claim.says.give_up())).await {
         Ok(rows) => {
             claim.put_back();
-            Ok(Answer::Busy(look::busy(&rows)))
+            Ok(Answer::Busy(inspect::busy(&rows)))
         }
         Err(none) => claim.unanswered(none, "look at a lock"),
     }

@@ -140,7 +140,7 @@ impl Drop for EndReport {
 
 /// How long a terminated process may take to exit, and the interval of checks.
 const END_WITHIN: Duration = Duration::from_secs(5);
-const END_LOOK: Duration = Duration::from_millis(5);
+const END_POLL: Duration = Duration::from_millis(5);
 
 /// The query connection, on the lease thread: it never holds a lock, listens for breaks, and is reopened when
 /// it has ended.
@@ -222,7 +222,7 @@ impl QueryConnection {
                     format!("the server was told to {doing}, but it was still there {END_WITHIN:?} later");
                 return Err(BackendError::new(BackendErrorKind::Operator, what));
             }
-            sleep(END_LOOK).await;
+            sleep(END_POLL).await;
         }
         Ok(())
     }

@@ -18,7 +18,8 @@ const ELSEWHERE: Duration = Duration::from_secs(1);
 /// How long an abandoned acquire may take to end by itself.
 const ABANDON_WITHIN: Duration = Duration::from_secs(2);
 
-/// Called when a try or a wait has got the lock, or has found that its server process had it before.
+/// Handles a try or a wait after which the server process has the lock. Refuses the lock if the process had
+/// it before, or if another process answered.
 pub(super) fn granted(shared: &Shared, mut claim: Claim, tried: &Tried) -> Acquired {
     if tried.before || claim.is_foreign(tried).is_some() {
         // Behind a transaction pooler, the server process keeps the lock while it serves other clients. The
@@ -57,8 +58,8 @@ fn begin(shared: &Shared, claim: Claim, tried: &Tried) -> Answer {
 }
 
 /// Asks the server whether the lock is still held (P7-a). The statement runs on the hold's own connection,
-/// which also detects a transaction pooler; if that connection belongs to another runtime, on the query
-/// connection.
+/// which also detects a transaction pooler, or on the query connection if the hold's connection belongs to
+/// another runtime.
 pub(super) async fn verify(shared: &Shared, request: &AdvisoryRequest) -> Result<Answer, CallError> {
     let held = request.with_hold(|hold| {
         let Claim { note, says, used, .. } = &hold.claim;
@@ -142,8 +143,8 @@ async fn release(shared: &Shared, request: &AdvisoryRequest, hold: Hold) -> Resu
                 name,
                 "a lock was not held any more when it was released; is there a transaction pooler?"
             );
-            // Behind a pooler, the process may serve another client by now and have that client's name. It is
-            // identified by the lock, which it still has.
+            // Behind a pooler, the process may serve another client by now, under that client's application
+            // name. So `is_holder` identifies the process by the lock that it still has.
             claim.left = Some(is_holder(claim.used.process.pid, claim.says.key));
             request.end(End::Gone);
             Ok(End::Gone)

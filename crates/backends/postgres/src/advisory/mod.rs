@@ -7,12 +7,12 @@
 //!
 //! | file | content |
 //! | --- | --- |
-//! | `note`, `sql` | what connections show to others, as comments and names; the statements, and what their rows mean |
+//! | `note`, `sql` | what connections show to others, as comments and names; the statements and their rows |
 //! | `connection` | the connections for locks and the query connection; they know of no request |
 //! | `request` | one acquire and its hold: the state that its calls share |
 //! | `monitor` | detects losses, receives breaks |
 //! | `shared` | what all sessions of a client share |
-//! | `server`, `look` | checks of the server and its settings; inspection and breaks |
+//! | `server`, `inspect` | checks of the server and its settings; inspection and breaks |
 //! | `hold`, `wait`, `acquire` | a grant and what becomes of it; a place in the server's queue; one try |
 //! | `session` | turns the library's calls into requests |
 //!
@@ -33,7 +33,7 @@
 mod acquire;
 mod connection;
 mod hold;
-mod look;
+mod inspect;
 mod monitor;
 mod note;
 mod request;
@@ -208,19 +208,19 @@ impl Backend for Advisory {
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
-        Box::pin(look::inspect(&self.shared, name))
+        Box::pin(inspect::inspect(&self.shared, name))
     }
 
     fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
-        Box::pin(look::list(&self.shared, prefix))
+        Box::pin(inspect::list(&self.shared, prefix))
     }
 
     fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<TokenStatus, BackendError>> {
-        Box::pin(look::check_token(&self.shared, name, token.get()))
+        Box::pin(inspect::check_token(&self.shared, name, token.get()))
     }
 
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<'_, Result<Broken, BackendError>> {
-        Box::pin(look::break_hold(&self.shared, order))
+        Box::pin(inspect::break_hold(&self.shared, order))
     }
 
     fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {

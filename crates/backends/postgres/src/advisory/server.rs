@@ -116,9 +116,9 @@ const ROUNDS: usize = 4;
 /// Whether each connection appears to have its own server process.
 ///
 /// Two connections through a transaction pooler may get the same server process, one after the other; two
-/// direct connections never do. Not to observe this proves nothing, so new connections, tries and waits are
-/// checked too. Only one transaction is open at a time, so that even the smallest pool has a process left for
-/// the first connection, or it turns out that both share one.
+/// direct connections never do. Not observing this proves nothing, so new connections, tries and waits are
+/// checked too. Only one transaction is open at a time: otherwise a pool with a single process would block
+/// instead of showing that both connections share it.
 async fn keep_apart(first: &Connection, others: &[Connection]) -> Result<bool, BackendError> {
     let doing = "say which process serves a connection";
     let process = pid(&ask(first, PID, doing).await?)?;
@@ -246,8 +246,8 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
     Ok(found)
 }
 
-/// What lies between this client and the server, as shown to users, if anything can be found. A proxy that
-/// forwards bytes shows only by the server's own address.
+/// Describes the pooler or proxy between this client and the server, if one is detected. A proxy that
+/// forwards bytes is detected only by the server's own address.
 async fn in_between(shared: &Shared) -> Result<Option<String>, BackendError> {
     let doing = "say on which address it was reached";
     let connection = shared.queries.connection().await?;

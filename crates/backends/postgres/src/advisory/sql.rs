@@ -1,9 +1,9 @@
 //! The SQL of advisory locks, in the simple protocol: one message per round trip, which works through every
 //! pooler.
 //!
-//! The statement that takes a lock costs the server more to plan than to execute. So a connection that leads
-//! to the server process itself prepares it once ([`Common::prepare`]), and executes it with each request's
-//! own comment before it.
+//! Planning the statement that takes a lock costs the server more than executing it. So a direct connection
+//! (without a pooler) prepares the statement once ([`Common::prepare`]), and executes it with each request's
+//! comment before it.
 
 use lockkeeper_backend::{BackendError, BackendErrorKind};
 use lockkeeper_core::Token;
@@ -46,7 +46,7 @@ pub(in super::super) fn draw_in_transaction() -> String {
 
 /// Timeouts to disable, so that they do not end a hold or a wait.
 const PATIENT: &[&str] = &["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"];
-/// Further ones, with the first version that has them.
+/// Further timeouts to disable, and the first version that has each.
 const PATIENT_SINCE: &[(&str, u32)] = &[("idle_session_timeout", 140_000), ("transaction_timeout", 170_000)];
 
 /// Name of the prepared statement that tries a lock.

@@ -7,7 +7,7 @@ use lockkeeper_backend::Push;
 use tokio::time::timeout;
 
 use super::hold::granted;
-use super::look;
+use super::inspect;
 use super::request::{Acquired, Claim, TERMINATED_WITHIN, left, terminate};
 use super::shared::Shared;
 use super::sql::{Tried, unreadable};
@@ -20,9 +20,9 @@ const CANCEL_WITHIN: Duration = Duration::from_secs(1);
 pub(super) async fn wait(shared: &Shared, claim: Claim) -> Acquired {
     let doing = "wait for a lock";
     let (connection, request) = (claim.used.connection.clone(), claim.request.clone());
-    let look = look::statement(claim.says.common.version, Some(claim.says.key));
-    let ahead = match connection.ask(&look).await {
-        Ok(rows) => look::busy(&rows).queued_ahead,
+    let query = inspect::statement(claim.says.common.version, Some(claim.says.key));
+    let ahead = match connection.ask(&query).await {
+        Ok(rows) => inspect::busy(&rows).queued_ahead,
         Err(none) => return claim.unanswered(none, doing),
     };
     request.push(Push::Queued { seq: request.seq, position: ahead });
@@ -48,8 +48,8 @@ pub(super) async fn wait(shared: &Shared, claim: Claim) -> Acquired {
     }
 }
 
-/// Cancels the statement of a wait, and releases the lock if that was granted meanwhile (DistributedLock
-/// issue 147). The connection is closed, since a late cancel could hit its next statement. If the cancelled
+/// Cancels the statement of a wait, and releases the lock if it was granted meanwhile (DistributedLock issue
+/// 147). The connection is closed, since a late cancel could hit its next statement. If the cancelled
 /// statement does not end in time, the server process is terminated.
 async fn abandon<T>(claim: Claim, waiting: impl Future<Output = Result<T, NoAnswer>>) -> Acquired {
     let connection = claim.used.connection.clone();

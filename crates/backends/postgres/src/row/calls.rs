@@ -47,7 +47,7 @@ pub(super) const BREAK: Statement = Statement {
     types: &[Type::TEXT, Type::INT8, Type::TEXT, Type::TEXT, Type::BOOL],
 };
 
-pub(super) const LOOK: Statement = Statement {
+pub(super) const INSPECT: Statement = Statement {
     sql: "SELECT name, token, permit, slot, owner, age_ms, state, reason, by_whom, left_ms, meta, permits, total \
           FROM lockkeeper.row_look($1, $2, $3)",
     types: &[Type::TEXT, Type::BOOL, Type::INT4],
@@ -84,8 +84,8 @@ pub(super) struct Acquired {
     pub(super) permits: Option<i32>,
     pub(super) holder: Option<String>,
     pub(super) ahead: u64,
-    /// How long what blocks the request lasts at most: a hold with its closed time, or a waiter ahead if the
-    /// lock is free.
+    /// The longest remaining time of what blocks the request: a hold with its closed time, or, if the lock is
+    /// free, a waiter ahead.
     pub(super) left: Option<Duration>,
 }
 
@@ -148,7 +148,7 @@ pub(super) fn millis(ms: i64) -> Duration {
 }
 
 /// Decodes the rows of `row_look`; the rows of one lock are adjacent.
-pub(super) fn looked(rows: &[Row]) -> Result<Vec<LockInfo>, BackendError> {
+pub(super) fn decode_locks(rows: &[Row]) -> Result<Vec<LockInfo>, BackendError> {
     let mut locks: Vec<LockInfo> = Vec::new();
     for row in rows {
         let row = Some(row);
@@ -208,7 +208,7 @@ fn state(row: Option<&Row>) -> Result<HolderState, BackendError> {
 pub(super) fn mode(mode: Mode) -> (bool, Option<i32>) {
     match mode {
         Mode::Permit { of } => (true, of.and_then(|of| i32::try_from(of).ok())),
-        // Shared holds are refused earlier (`Capabilities::shared`).
+        // Shared requests were refused before (`Capabilities::shared`).
         Mode::Exclusive | Mode::Shared => (false, None),
     }
 }

@@ -1,9 +1,9 @@
 //! Wake-ups of waiters: one connection that LISTENs, and a check whether its notifications arrive.
 //!
-//! Behind a transaction pooler, LISTEN takes effect in a server process that serves another client a moment
-//! later, and no error reports it. So this client sends itself a notification (the *echo*) over another
-//! connection. If it arrives, there is no transaction pooler, and releases wake this client's waiters. If
-//! not, waiters poll.
+//! Behind a transaction pooler, LISTEN takes effect in a server process that soon serves another client,
+//! without an error. So this client sends itself a notification (the *echo*) over another connection. If the
+//! echo arrives, there is no transaction pooler, and releases wake this client's waiters. Otherwise waiters
+//! poll.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use super::database::{Database, Params, RowConnection};
 /// The listening connection, and whether notifications arrive on it.
 #[derive(Clone, Default)]
 pub(super) struct Listening {
-    /// `None` while there is none. Renewals use it too.
+    /// Renewals use it too. `None` while there is none.
     pub(super) connection: Option<Arc<RowConnection>>,
     pub(super) hearing: Hearing,
 }

@@ -24,7 +24,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use tokio_postgres::error::SqlState;
 
-use self::calls::{BREAK, CHECK_TOKEN, LOOK, SETTINGS, VERSION_OF, broken, column, looked, tokens};
+use self::calls::{BREAK, CHECK_TOKEN, INSPECT, SETTINGS, VERSION_OF, broken, column, decode_locks, tokens};
 use self::database::{Database, Params};
 use self::listen::{Hearing, Listener, Listening};
 use self::store::{RowStore, text};
@@ -41,7 +41,7 @@ const CONNECTIONS_MOST: usize = 1000;
 /// Maximum number of waiters that `inspect` lists per lock.
 const WAITERS_SHOWN: i32 = 100;
 
-/// Functions needed to lock and to inspect, and the last one to break holds.
+/// The functions that the library calls.
 const FUNCTIONS: &[&str] = &[
     "row_acquire(text, text, boolean, integer, bigint, bigint, boolean, text, bytea, text)",
     "row_renew(text[], text[], bigint[])",
@@ -210,15 +210,15 @@ impl Backend for RowBackend {
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
         Box::pin(async move {
             let rows =
-                self.store.ask(&LOOK, &[&name.as_str(), &false, &WAITERS_SHOWN], "look at a lock").await?;
-            Ok(looked(&rows)?.pop().unwrap_or_else(|| LockInfo::free(name)))
+                self.store.ask(&INSPECT, &[&name.as_str(), &false, &WAITERS_SHOWN], "look at a lock").await?;
+            Ok(decode_locks(&rows)?.pop().unwrap_or_else(|| LockInfo::free(name)))
         })
     }
 
     fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
         Box::pin(async move {
             let prefix = prefix.as_ref().map(LockName::as_str);
-            looked(&self.store.ask(&LOOK, &[&prefix, &true, &WAITERS_SHOWN], "list locks").await?)
+            decode_locks(&self.store.ask(&INSPECT, &[&prefix, &true, &WAITERS_SHOWN], "list locks").await?)
         })
     }
 

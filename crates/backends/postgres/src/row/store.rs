@@ -27,7 +27,7 @@ const RENEWED_AT_ONCE: usize = 1000;
 const AFTER: Duration = Duration::from_millis(3);
 /// Longest pause of the first waiter between two tries even if notifications work: a notification may be
 /// lost.
-const HEAD_LOOKS: Duration = Duration::from_secs(1);
+const HEAD_POLL: Duration = Duration::from_secs(1);
 /// Mean polling interval of the first waiter without notifications. Each waiter ahead adds as much, up to
 /// `POLL_MOST`.
 const POLL: Duration = Duration::from_millis(100);
@@ -81,8 +81,8 @@ impl RowStore {
             let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
             let ids: Vec<&str> = entries.iter().map(|entry| entry.id.0.as_str()).collect();
             let ttls: Vec<i64> = entries.iter().map(|entry| ms(entry.ttl)).collect();
-            // On the listening connection, where renewals don't queue behind other calls. If the server
-            // allows no connection for it, they share the pool: a late renewal is better than none.
+            // Renewals use the listening connection, so that they don't queue behind other calls. Without a
+            // listening connection they use the pool: a late renewal is better than none.
             let own = self.listening.borrow().connection.clone();
             let answered = self.database.call_on(own.as_deref(), limit, &RENEW, &[&names, &ids, &ttls]).await;
             let rows = answered.map_err(|failure| self.unanswered(failure, "renew"))?;
@@ -204,12 +204,12 @@ fn tried(entry: &Entry, acquired: Acquired, hears: bool) -> Tried {
 /// (a hold, or a waiter ahead) lasts at most for `left`.
 ///
 /// A waiter tries when `left` is over, or after a longest pause if that is earlier. With notifications the
-/// longest pause is [`HEAD_LOOKS`] for the first waiter and a third of the ttl for the others. Without
+/// longest pause is [`HEAD_POLL`] for the first waiter and a third of the ttl for the others. Without
 /// notifications it is at most a third of the ttl, short for the first waiters and longer for the later ones,
 /// so that the load per waiter falls as their number grows.
 fn again(ttl: Duration, ahead: u64, left: Option<Duration>, hears: bool) -> Duration {
     let at_most = if hears && ahead == 0 {
-        HEAD_LOOKS
+        HEAD_POLL
     } else if hears {
         ttl / 3
     } else {

@@ -85,7 +85,7 @@ async fn a_server_that_lost_the_scripts_is_sent_them_again() {
     let before = held[0].valid_until().unwrap();
     until("they are renewed", async || (held[0].valid_until().unwrap() > before).then_some(())).await;
     redis.cli(&["SCRIPT", "FLUSH"]);
-    assert_eq!(locks.inspect("b").await.unwrap().holders.len(), 1);
+    assert_eq!(locks.inspect("b").await.unwrap().holds.len(), 1);
     redis.kill();
     redis.start_again();
     let more = locks.mutex("d").acquire().await.unwrap();
@@ -163,10 +163,10 @@ async fn a_listing_contains_held_and_waited_for_locks() {
     crate::support::until_waiting(&locks, "jobs/foreign", 1).await;
     let all = locks.list(Some("jobs")).await.unwrap();
     let seen: Vec<_> =
-        all.iter().map(|info| (info.name.as_str(), info.holders.len(), info.waiter_count)).collect();
+        all.iter().map(|info| (info.name.as_str(), info.holds.len(), info.waiter_count)).collect();
     assert_eq!(seen, [("jobs/foreign", 1, 1), ("jobs/slots", 1, 0), ("jobs/{a}/1", 1, 0)]);
     assert!(locks.list(Some("no")).await.unwrap().is_empty());
-    assert!(all[0].holders[0].owner.contains("theirs"), "{:?}", all[0]);
+    assert!(all[0].holds[0].owner.contains("theirs"), "{:?}", all[0]);
     waiting.abort();
     drop((held, slot));
 }

@@ -188,7 +188,7 @@ async fn an_acquire_that_arrives_after_its_end_holds_nothing() {
         redis.cli(&["CONFIG", "RESETSTAT"]);
         switch.deliver_late();
         until("it arrived", async || (calls(&redis, asks_by) > 0).then_some(())).await;
-        assert!(next.inspect("jobs").await.unwrap().holders.is_empty(), "{asks_by}");
+        assert!(next.inspect("jobs").await.unwrap().holds.is_empty(), "{asks_by}");
         let taken = next.mutex("jobs").try_acquire().await.unwrap().expect("nobody holds it");
         taken.release().await.unwrap();
         until_nothing_is_left(&redis, "an acquire that came late").await;
@@ -305,7 +305,7 @@ async fn a_holds_age_is_measured_by_the_servers_clock() {
     redis.clock().step(3600);
     let held = locks.mutex("jobs").ttl(5 * SECOND).acquire().await.unwrap();
     let info = locks.inspect("jobs").await.unwrap();
-    assert!(info.holders[0].held_for.unwrap() < 60 * SECOND, "{info:?}");
+    assert!(info.holds[0].held_for.unwrap() < 60 * SECOND, "{info:?}");
     let before = held.valid_until().unwrap();
     until("it is renewed", async || (held.valid_until().unwrap() > before).then_some(())).await;
     assert!(locks.mutex("jobs").try_acquire().await.unwrap().is_none());

@@ -213,7 +213,7 @@ async fn a_long_value_of_another_client_is_no_long_reply() {
     redis.cli(&["SETRANGE", "jobs", "20000000", "x"]);
     let busy = locks.mutex("jobs").wait(Wait::No).acquire().await.map(drop).unwrap_err();
     assert!(matches!(busy, AcquireError::Busy(_)), "{busy}");
-    assert_eq!(locks.inspect(&name("jobs")).await.unwrap().holder_count, 1);
+    assert_eq!(locks.inspect(&name("jobs")).await.unwrap().hold_count, 1);
 }
 
 /// The longest reply that our own scripts give: 65,536 permits, each with the longest texts.
@@ -241,7 +241,7 @@ async fn a_lock_with_all_of_its_permits_held_can_be_inspected() {
             Err(error) => assert!(Instant::now() < deadline, "{error}"),
         }
     };
-    assert_eq!((info.holder_count, info.limit), (65_536, Some(65_536)));
-    let shown = info.holders.iter().filter(|holder| !holder.owner.is_empty()).count();
+    assert_eq!((info.hold_count, info.limit), (65_536, Some(65_536)));
+    let shown = info.holds.iter().filter(|holder| !holder.owner.is_empty()).count();
     assert_eq!(shown, 2049);
 }

@@ -117,7 +117,7 @@ async fn a_permit_that_stays_closed_keeps_its_slot() {
     assert_eq!(second.slot(), Some(1));
     assert!(locks.semaphore("slots", 2).try_acquire().await.unwrap().is_none());
     let seen = locks.inspect("slots").await.unwrap();
-    assert!(seen.holders.iter().any(|holder| matches!(holder.state, HolderState::Closed { .. })), "{seen:?}");
+    assert!(seen.holds.iter().any(|holder| matches!(holder.state, HolderState::Closed { .. })), "{seen:?}");
     let third = locks.semaphore("slots", 2).wait(Wait::For(20 * SECOND)).acquire().await.unwrap();
     assert_eq!(third.slot(), Some(0));
 }

@@ -115,7 +115,7 @@ async fn no_request_overtakes_the_queue_at_a_release() {
         assert_eq!(redis.cli(&["GET", "jobs"]), "lockkeeper:reserved:1");
         assert_eq!(redis.cli(&["SET", "jobs", "theirs", "NX", "PX", "60000"]), "");
         assert!(late.mutex("jobs").try_acquire().await.unwrap().is_none(), "it is the other's turn");
-        assert!(late.inspect("jobs").await.unwrap().holders.is_empty(), "nobody holds it");
+        assert!(late.inspect("jobs").await.unwrap().holds.is_empty(), "nobody holds it");
         faults.lose_calls(0);
         waiting.await.unwrap().unwrap().release().await.unwrap();
         assert_eq!(redis.cli(&["EXISTS", "jobs"]), "0");

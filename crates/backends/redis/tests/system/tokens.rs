@@ -152,7 +152,7 @@ async fn a_break_ends_the_hold_with_that_token_and_no_other() {
         assert_eq!(operator.break_hold(order(token, false)).await.unwrap(), Broken::Done);
         assert_eq!(loss(&held).await, lockkeeper::LossCause::Broken);
         let seen = operator.inspect("jobs").await.unwrap();
-        let broken = seen.holders.iter().find(|holder| holder.token == Some(token)).unwrap();
+        let broken = seen.holds.iter().find(|holder| holder.token == Some(token)).unwrap();
         assert_eq!(
             broken.state,
             lockkeeper::HolderState::Revoked {

@@ -10,16 +10,16 @@ async fn a_holder_is_shown_only_if_a_majority_has_it() {
     let locks = servers.client("ours").await;
     let set = |server: &Redis| drop(server.cli(&["SET", NAME, "somebody", "PX", "60000"]));
     servers.0[..2].iter().for_each(set);
-    assert_eq!(locks.inspect(NAME).await.unwrap().holders, [], "two of five are nobody's lock");
+    assert_eq!(locks.inspect(NAME).await.unwrap().holds, [], "two of five are nobody's lock");
     let held = try_to_hold(&locks).await.expect("three of five are free");
     let info = locks.inspect(NAME).await.unwrap();
-    assert_eq!(info.holders.len(), 1, "{info:?}");
-    assert!(info.holders[0].owner.starts_with("ours"), "{info:?}");
+    assert_eq!(info.holds.len(), 1, "{info:?}");
+    assert!(info.holds[0].owner.starts_with("ours"), "{info:?}");
     assert_eq!(locks.list(None).await.unwrap().len(), 1);
     held.release().await.unwrap();
     set(&servers.0[2]);
     let info = locks.inspect(NAME).await.unwrap();
-    assert!(info.holders[0].owner.contains("somebody"), "{info:?}");
+    assert!(info.holds[0].owner.contains("somebody"), "{info:?}");
     let busy = locks.mutex(NAME).wait(lockkeeper::Wait::No).acquire().await.unwrap_err().to_string();
     assert!(busy.contains("somebody"), "{busy}");
 }
@@ -35,7 +35,7 @@ async fn inspection_needs_only_a_majority() {
     until("holder and waiter are shown", async || {
         // The three servers left must all answer in time, which one of them may fail to do on a busy machine.
         let info = one.inspect(NAME).await.ok()?;
-        let shown = info.holders.first().is_some_and(|holder| holder.owner.starts_with("one"));
+        let shown = info.holds.first().is_some_and(|holder| holder.owner.starts_with("one"));
         (shown && info.waiter_count == 1 && info.waiters[0].owner.starts_with("two")).then_some(())
     })
     .await;

@@ -74,7 +74,7 @@ async fn attempts_dropped_at_any_moment_leave_no_node() {
     }
     until("an empty queue", async || {
         let seen = locks.inspect("x").await.unwrap();
-        (seen.holder_count + seen.waiter_count == 0).then_some(())
+        (seen.hold_count + seen.waiter_count == 0).then_some(())
     })
     .await;
 }
@@ -87,7 +87,7 @@ async fn readers_hold_together_and_a_writer_waits_for_all_of_them() {
         let readers =
             [locks.rw("x").read().acquire().await.unwrap(), locks.rw("x").read().acquire().await.unwrap()];
         let seen = locks.inspect("x").await.unwrap();
-        assert_eq!((seen.holder_count, seen.waiter_count), (2, 0));
+        assert_eq!((seen.hold_count, seen.waiter_count), (2, 0));
         assert!(locks.rw("x").write().try_acquire().await.unwrap().is_none());
         let writer = locks.rw("x").write();
         let writer = tokio::spawn(async move { writer.acquire().await.unwrap() });
@@ -146,7 +146,7 @@ async fn crowd_of_readers_is_counted_and_each_is_found_by_its_token() {
     let writer = tokio::spawn(async move { writer.acquire().await.unwrap() });
     until_waiting(&locks, "x", 1).await;
     let seen = locks.inspect("x").await.unwrap();
-    assert_eq!((seen.holder_count, seen.holders.len()), (130, 21));
+    assert_eq!((seen.hold_count, seen.holds.len()), (130, 21));
     let token = readers[129].token_hint().unwrap();
     assert_eq!(locks.check_token("x", token).await.unwrap(), TokenStatus::Current);
     let order = BreakOrder {
@@ -157,7 +157,7 @@ async fn crowd_of_readers_is_counted_and_each_is_found_by_its_token() {
         now: true,
     };
     assert_eq!(locks.break_hold(order).await.unwrap(), Broken::Done);
-    assert_eq!(locks.inspect("x").await.unwrap().holder_count, 129);
+    assert_eq!(locks.inspect("x").await.unwrap().hold_count, 129);
     drop(readers);
     writer.await.unwrap().release().await.unwrap();
 }

@@ -54,7 +54,7 @@ pub(in crate::commands) async fn elect(mut args: Elect) -> Result<u8, Failure> {
             outage.over();
         }
         let is_over = once || signals.ended_by().is_some();
-        // Others have their turn, and a command that always fails does not keep the lock service busy.
+        // Lets another candidate lead, and keeps a command that always fails from loading the lock service.
         let until_next = match end {
             Ok(end) if is_over => return Ok(end.exit_code(&run)),
             Ok(RunEnd::Lost { .. }) => Duration::ZERO,
@@ -73,7 +73,7 @@ pub(in crate::commands) async fn elect(mut args: Elect) -> Result<u8, Failure> {
                 | RunEnd::TimedOut(_)
                 | RunEnd::Interrupted(_),
             ) => PAUSE,
-            // Also with `--once`: it has not led yet.
+            // Also with `--once`, since this program has not led yet.
             Err(failure) if failure.may_pass && signals.ended_by().is_none() => {
                 outage.failed(&failure.message);
                 PAUSE

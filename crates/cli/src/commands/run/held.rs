@@ -1,4 +1,4 @@
-//! Locks held by the wrappers above this process. A wait for one of them would never end: its wrapper
+//! Locks held by the wrappers above this process. Waiting for such a lock would never end: the wrapper
 //! releases it only after this process has ended.
 //!
 //! `LOCKKEEPER_HELD` lists them, the innermost last: a line of lock service, name and token for each,
@@ -39,8 +39,8 @@ fn listed(list: &str, url: &str, name: &str) -> Option<String> {
     holds.find(|(service, held, _)| service == url && held == name).map(|(_, _, token)| token)
 }
 
-/// Acquires a lock that an ancestor may hold: at once, for example as another reader, or else only if it is
-/// no longer that ancestor's hold which is waited for.
+/// Acquires a lock that an ancestor may hold. Tries once without waiting, which succeeds for example for
+/// another reader. Waits only if the ancestor no longer holds the lock.
 pub(super) async fn acquire(
     locks: &Locks,
     lock: &Lock<Unfenced>,
@@ -53,10 +53,10 @@ pub(super) async fn acquire(
     match lock.clone().wait(Wait::No).acquire().await {
         Ok(guard) => return Ok(Waited::Acquired(guard)),
         Err(AcquireError::Busy(_)) => {}
-        // The usual way has the words for it.
+        // Repeated with a wait, which reports the error.
         Err(_) => return waiting::acquire(locks, lock, name, signals, outage, talk).await,
     }
-    // Without a token, or a look at the lock, the list is believed.
+    // Without a token, or if the lock can't be inspected, `LOCKKEEPER_HELD` decides.
     let is_held = locks.inspect(name).await.map_or(true, |info| {
         let has = |own: Option<lockkeeper::Token>| own.is_none_or(|own| own.to_string() == token);
         token.is_empty() || info.holds.iter().any(|holder| has(holder.token))

@@ -19,8 +19,8 @@ use crate::guardian::{
 };
 use crate::output::say;
 
-/// Time limit for the question who broke a hold.
-const BREAK_LOOK: Duration = Duration::from_secs(1);
+/// Time limit for asking the lock service who broke a hold.
+const BREAK_QUERY: Duration = Duration::from_secs(1);
 
 /// Limits on the command's run time.
 pub(super) struct Limits {
@@ -120,7 +120,7 @@ async fn broken(locks: &Locks, name: &LockName, guard: &Guard<Unfenced>) -> Opti
     if let Some(notice) = guard.valid_until().err().and_then(|lost| lost.broken) {
         return Some(format!("{} broke it: {:?}", notice.by, notice.reason));
     }
-    let info = timeout(BREAK_LOOK, locks.inspect(name)).await.ok()?.ok()?;
+    let info = timeout(BREAK_QUERY, locks.inspect(name)).await.ok()?.ok()?;
     let holder = info.holds.into_iter().find(|holder| holder.token == guard.token_hint())?;
     match holder.state {
         HolderState::Revoked { reason, by } => Some(format!("{by} broke it: {reason:?}")),

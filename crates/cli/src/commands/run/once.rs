@@ -44,8 +44,7 @@ const KNOWN: &[&str] = &[
 ];
 
 impl CommandRecord {
-    /// The record that the arguments name: in the store that they name, otherwise in the directory of the
-    /// locks.
+    /// The record of `--once-key`: in the store of `--records`, otherwise in the directory of the locks.
     ///
     /// # Errors
     /// The key is invalid, or there is no store.
@@ -123,7 +122,7 @@ impl CommandRecord {
         }
     }
 
-    /// Stores the record if one is given and the key has none; returns the key's.
+    /// Stores `new`, if given, unless the key has a record. Returns the key's record.
     async fn call(&self, new: Option<&OnceRecord>) -> Result<Option<OnceRecord>, Failure> {
         match &self.store {
             StoreUrl::File(directory) => self.call_on(&FileRecords::new(directory), new).await,
@@ -181,7 +180,7 @@ impl CommandRecord {
     }
 }
 
-/// Creates the table of the records if it is not there, which needs the permission to.
+/// Creates the table of the records if it is missing, which needs that permission.
 #[cfg(feature = "postgres")]
 async fn prepare(
     client: &tokio_postgres::Client,

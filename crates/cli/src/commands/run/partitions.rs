@@ -19,10 +19,10 @@ use crate::guardian::{Left, Signal, Signals, stop_self};
 use crate::output::say;
 use crate::settings;
 
-/// Signals that a command may lag behind.
+/// Capacity of the signal queue of a command.
 const SIGNALS: usize = 16;
 
-/// What the works of all partitions share.
+/// The state that the commands of all partitions share.
 struct Group {
     args: PartitionsArgs,
     url: String,
@@ -54,7 +54,7 @@ pub(in crate::commands) async fn partitions(args: PartitionsArgs) -> Result<u8, 
     let times = JobTimes::of(&args.job, locks.capabilities())?;
     let group = Arc::new(Group { args, url, name, locks, times, signals: channel(SIGNALS).0 });
     let ended = loop {
-        // All on this thread: the supervision of a command is no future that may move between threads.
+        // All on this thread, since the future that supervises a command is not `Send`.
         match LocalSet::new().run_until(member(&group, &mut signals, &mut outage)).await {
             Ok(signal) => break Ok(128 + signal as u8),
             Err(MemberEnd::Lost(lost)) => {
@@ -74,7 +74,7 @@ pub(in crate::commands) async fn partitions(args: PartitionsArgs) -> Result<u8, 
 
 /// Why a membership has ended, if not by a signal.
 enum MemberEnd {
-    /// It was lost, and its partitions with it.
+    /// The membership was lost, and its partitions with it.
     Lost(HoldError),
     Failed(Failure),
 }
@@ -123,7 +123,7 @@ async fn member(
                 }
             }
             received = signals.next() => {
-                // Fails only while there is no command.
+                // Sending fails only while no command runs.
                 if group.signals.send(received).is_err() && received == Signal::SIGTSTP {
                     stop_self();
                 }
@@ -133,7 +133,7 @@ async fn member(
             }
         }
     };
-    // Commands that got no signal end because their partitions leave.
+    // Leaving gives the partitions up, which ends the commands that got no signal.
     let left = member.leave().await;
     while !works.is_empty() {
         tokio::select! {
@@ -149,8 +149,7 @@ async fn member(
     ended
 }
 
-/// Runs the command for a partition, again and again, until the partition is to be given up; then gives it
-/// up.
+/// Runs the command for a partition repeatedly until the partition must be given up; then gives it up.
 async fn work(
     group: Arc<Group>,
     partition: Partition<Unfenced>,
@@ -200,7 +199,7 @@ async fn work(
     given_back(released, &name, ended).or_else(not_started).map(|_| ())
 }
 
-/// The word with the partition's number in place of each `{}`.
+/// Replaces each `{}` in the word by the partition's number.
 fn with_index(word: &OsString, index: u32) -> OsString {
     match word.to_str() {
         Some(text) => text.replace("{}", &index.to_string()).into(),

@@ -21,10 +21,11 @@ use crate::progress::ProgressLine;
 pub(super) enum Waited {
     Acquired(Guard<Unfenced>),
     Busy(Busy),
-    /// With the refusal of the last attempt, if it was refused.
+    /// The duration of the wait, and the refusal of the last attempt, if it was refused.
     TimedOut(Duration, Option<Arc<str>>),
     Interrupted(Signal),
-    /// An ancestor of this process has the lock, and ends only after it.
+    /// An ancestor of this process has the lock. It releases the lock only after this process has ended, so a
+    /// wait would never end.
     ForItself,
 }
 
@@ -49,11 +50,11 @@ impl Talk {
 }
 
 /// The delay before the progress line is shown, so that a short wait shows no line that disappears at once.
-const FIRST_LOOK: Duration = Duration::from_millis(200);
+const FIRST_LINE: Duration = Duration::from_millis(200);
 /// The delay before the wait is reported without a terminal: short waits must not fill logs.
 const FIRST_REPORT: Duration = Duration::from_secs(2);
 /// The interval between two updates of the progress line, and the time limit for fetching its text.
-const LOOKS: Duration = Duration::from_secs(1);
+const REFRESH: Duration = Duration::from_secs(1);
 
 /// The queue position while it is not known yet.
 const UNKNOWN: u64 = u64::MAX;
@@ -75,9 +76,9 @@ pub(super) async fn acquire(
     let lock = lock.on_refused(move |refusal| drop(refused.send(refusal.to_string())));
     let on_terminal = stderr().is_terminal();
     let mut line: Option<ProgressLine> = None;
-    let first = if on_terminal || talk == Talk::Verbose { FIRST_LOOK } else { FIRST_REPORT };
-    let mut looks = interval_at(Instant::now() + first, LOOKS);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let first = if on_terminal || talk == Talk::Verbose { FIRST_LINE } else { FIRST_REPORT };
+    let mut refreshes = interval_at(Instant::now() + first, REFRESH);
+    refreshes.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut reports = talk != Talk::Quiet;
     let acquiring = lock.acquire();
     tokio::pin!(acquiring);
@@ -101,13 +102,13 @@ pub(super) async fn acquire(
                 drop(line.take());
                 outage.failed(&refusal);
             }
-            _ = looks.tick(), if reports => {
+            _ = refreshes.tick(), if reports => {
                 let text = tokio::select! {
                     biased;
                     text = describe(locks, name, ahead.load(Ordering::Relaxed)) => text,
                     // While the text is being fetched, this loop does not notice a grant. So the fetch has a
                     // time limit.
-                    () = tokio::time::sleep(LOOKS) => {
+                    () = tokio::time::sleep(REFRESH) => {
                         format!("waiting for `{}`: no answer from the lock service so far", name.as_str())
                     }
                 };
@@ -150,13 +151,13 @@ fn held_by(holder: &HolderInfo) -> String {
     format!("held by {}{held_for}", holder.label)
 }
 
-/// Why the lock is not free. If the lock service's own answer names no holder, the lock is looked at.
+/// Why the lock is not free. If the lock service's answer names no holder, inspects the lock.
 pub(super) async fn why_busy(locks: &Locks, name: &LockName, busy: Option<&Busy>) -> Option<String> {
     if let Some(busy) = busy.filter(|busy| busy.holder.is_some()) {
         return Some(busy.to_string());
     }
-    let looked = tokio::time::timeout(LOOKS, locks.inspect(name)).await;
-    let holder = looked.ok().and_then(Result::ok).and_then(|lock| lock.holds.first().map(held_by));
+    let inspected = tokio::time::timeout(REFRESH, locks.inspect(name)).await;
+    let holder = inspected.ok().and_then(Result::ok).and_then(|lock| lock.holds.first().map(held_by));
     holder.or_else(|| busy.map(Busy::to_string))
 }
 

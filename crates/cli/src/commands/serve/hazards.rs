@@ -6,7 +6,7 @@ use lockkeeper_hazard::{Settings, page, play};
 use lockkeeper_http::{HazardPlayer, PageFile};
 use serde_json::json;
 
-/// The page, and what computes its traces.
+/// The page, and the function that computes its traces.
 pub(super) fn player() -> HazardPlayer {
     let file = |path: &str, media_type, content| PageFile { path: path.to_owned(), media_type, content };
     let mut files = vec![

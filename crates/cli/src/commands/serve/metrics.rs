@@ -8,7 +8,7 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
 use crate::exit::{Failure, INTERNAL};
 
-/// Upper bounds of durations, in seconds: from a write to a fast disk to what ends leaderships.
+/// Upper bounds of durations, in seconds: from a write to a fast disk up to stalls that end leaderships.
 const SECONDS: [f64; 14] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
 /// Upper bounds of the parts of a ttl.
@@ -17,7 +17,7 @@ const RATIOS: [f64; 9] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9];
 const REQUESTS: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
 /// Upper bounds of sizes, in bytes.
 const BYTES: [f64; 8] = [1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 2e9, 4e9];
-/// How often recorded values are aggregated: until then each takes memory.
+/// How often recorded values are aggregated; each takes memory until then.
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// Installs this process's recorder, which the page reads.

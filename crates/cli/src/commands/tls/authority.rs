@@ -23,7 +23,7 @@ const CERTIFICATE: &str = "ca.pem";
 const KEY: &str = "ca.key";
 const AUTHORITY_DAYS: u64 = 3650;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-/// Certificates begin in the past, for hosts whose clocks are behind.
+/// Certificates are valid from this long before their creation, for hosts whose clocks are behind.
 const EARLIER: Duration = Duration::from_secs(60 * 60);
 
 /// Whom a certificate is for.
@@ -113,7 +113,7 @@ impl Authority {
             Failure::new(CONFIG, format!("`{}` can't be used: {error}", dir.join(name).display()))
         };
         let key = KeyPair::from_pem(&read(KEY)?).map_err(|error| unusable(KEY, error))?;
-        // While authorities are exchanged, the file has two of them.
+        // While the authority is being replaced, the file has both.
         let certificate = of_key(&read(CERTIFICATE)?, &key).ok_or_else(|| {
             let [certificate, key] = [CERTIFICATE, KEY].map(|name| dir.join(name));
             let [certificate, key] = [certificate.display(), key.display()];
@@ -123,7 +123,7 @@ impl Authority {
         Ok(Self { dir: dir.to_owned(), issuer: issuer.map_err(|error| unusable(CERTIFICATE, error))? })
     }
 
-    /// Makes a certificate; returns its file. `key`: in place of a new one.
+    /// Makes a certificate and returns its file. `key`: an existing key to use instead of a new one.
     pub(super) fn issue(
         &self,
         subject: &Subject,
@@ -177,7 +177,7 @@ fn params(common_name: &str, days: u64) -> CertificateParams {
     params
 }
 
-/// The certificate of a text in PEM that is of this key.
+/// The certificate with this key in a PEM text.
 fn of_key(pem: &str, key: &KeyPair) -> Option<CertificateDer<'static>> {
     let own = key.subject_public_key_info();
     let is_own = |certificate: &CertificateDer<'_>| {

@@ -94,7 +94,7 @@ fn renew(args: &TlsRenew) -> Result<u8, Failure> {
     print(&renewed, false)
 }
 
-/// Prints whom certificates are of; a path is a file, or a directory of some.
+/// Prints the subjects of certificates. A path is a file, or a directory with certificates.
 fn print(paths: &[PathBuf], as_json: bool) -> Result<u8, Failure> {
     let mut files = Vec::new();
     for path in paths {

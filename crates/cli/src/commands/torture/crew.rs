@@ -74,7 +74,7 @@ impl Drop for CrewMember {
 /// All workers, by serial number.
 pub(super) struct Crew {
     orders: Orders,
-    /// The hosts behind each worker's proxy, if connections are to be cut; else empty.
+    /// The hosts behind each worker's proxy if connections will be cut; else empty.
     hosts: Vec<(String, u16)>,
     directory: PathBuf,
     runtime: Handle,

@@ -83,7 +83,7 @@ impl Holding {
         let table: BTreeMap<Token, String> = listed
             .iter()
             .flat_map(|lock| {
-                lock.holders.iter().filter_map(|holder| Some((holder.token?, lock.name.to_string())))
+                lock.holds.iter().filter_map(|holder| Some((holder.token?, lock.name.to_string())))
             })
             .collect();
         for (number, guard) in self.acknowledged.iter().enumerate() {

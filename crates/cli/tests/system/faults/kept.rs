@@ -34,7 +34,7 @@ impl Kept {
         let name: LockName = NAME.parse().unwrap();
         let holders = answer("the waiter is in the queue", async || {
             let info = self.watcher.inspect(&name).await.ok().filter(|info| info.waiter_count == 1)?;
-            Some(info.holders.iter().map(|holder| holder.token).collect::<Vec<_>>())
+            Some(info.holds.iter().map(|holder| holder.token).collect::<Vec<_>>())
         })
         .await;
         assert_eq!(holders, [Some(self.held.token())], "{when}");

@@ -21,7 +21,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 /// A node with its directory; killed on drop.
 pub(crate) struct Server {
-    place: tempfile::TempDir,
+    test: tempfile::TempDir,
     /// The data directory.
     pub(crate) data: PathBuf,
     listen: String,
@@ -39,10 +39,10 @@ pub(crate) struct Server {
 impl Server {
     /// A node that is not started yet; `options` are arguments of `serve` without spaces in them.
     pub(crate) fn new(options: &str) -> Self {
-        let (place, port) = (tempfile::tempdir().unwrap(), Port::free());
+        let (test, port) = (tempfile::tempdir().unwrap(), Port::free());
         Self {
-            data: place.path().join("data"),
-            place,
+            data: test.path().join("data"),
+            test,
             listen: format!("127.0.0.1:{}", port.number()),
             _port: port,
             options: options.split_whitespace().map(str::to_owned).collect(),
@@ -68,7 +68,7 @@ impl Server {
 
     /// A shim that makes syncs fail or delays them, for later starts.
     pub(crate) fn shim(&mut self) -> Shim {
-        let shim = Shim::new(self.place.path());
+        let shim = Shim::new(self.test.path());
         self.environment(&shim.environment());
         shim
     }
@@ -85,7 +85,7 @@ impl Server {
 
     /// A path next to the data directory.
     pub(crate) fn beside(&self, name: &str) -> PathBuf {
-        self.place.path().join(name)
+        self.test.path().join(name)
     }
 
     fn command(&self) -> Command {

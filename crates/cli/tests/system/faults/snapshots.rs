@@ -25,7 +25,7 @@ async fn table(locks: &Locks<Fenced>) -> (BTreeMap<String, Vec<Option<Token>>>, 
     let prefix: LockName = "held".parse().unwrap();
     let listed = answer("the service answers", async || locks.list(Some(prefix.as_str())).await.ok()).await;
     let sessions = answer("the service answers", async || locks.sessions().await.ok()).await;
-    let tokens = |lock: &lockkeeper::LockInfo| lock.holders.iter().map(|holder| holder.token).collect();
+    let tokens = |lock: &lockkeeper::LockInfo| lock.holds.iter().map(|holder| holder.token).collect();
     let holds = listed.iter().map(|lock| (lock.name.to_string(), tokens(lock))).collect();
     (holds, sessions.iter().map(|session| session.id).collect())
 }

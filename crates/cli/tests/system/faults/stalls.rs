@@ -35,8 +35,8 @@ pub(crate) async fn sessions(locks: &Locks<Fenced>) -> Vec<u64> {
 pub(crate) async fn queue(locks: &Locks<Fenced>, name: &str) -> (Option<String>, Vec<String>) {
     let name: LockName = name.parse().unwrap();
     let info = answer("the service answers", async || locks.inspect(&name).await.ok()).await;
-    let holder = info.holders.first().map(|holder| holder.owner.clone());
-    (holder, info.waiters.iter().map(|waiter| waiter.owner.clone()).collect())
+    let holder = info.holds.first().map(|holder| holder.label.clone());
+    (holder, info.waiters.iter().map(|waiter| waiter.label.clone()).collect())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

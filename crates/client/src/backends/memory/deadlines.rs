@@ -50,7 +50,7 @@ impl MemoryDeadlines {
             self.due.pop_first();
             return Some(match due {
                 Due::Expire(session) => {
-                    // Since this entry was made, the session may have ended, or a keep-alive may have moved
+                    // Since this timer was set, the session may have ended, or a keep-alive may have moved
                     // its deadline.
                     let Some(deadline) = self.sessions.get(&session) else { continue };
                     if deadline.at > self.lease_now {

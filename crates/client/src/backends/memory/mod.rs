@@ -119,7 +119,7 @@ impl Default for Server {
     }
 }
 
-/// What users see of it.
+/// The backend's description for users, and its `connect`.
 pub(crate) const INFO: BackendInfo = BackendInfo {
     example: "memory:",
     summary: "this process only, for tests",

@@ -284,7 +284,7 @@ impl MemoryState {
     }
 
     fn is_cut_off(&self, session: SessionId) -> bool {
-        // Looked up in `clients`: the table has no entry any more for a session that has just ended.
+        // Searched in `clients`: a session that has just ended is no longer in the table.
         self.clients.get(&session).is_some_and(|client| self.faults.cut_off.contains(&client.label))
     }
 

@@ -1,4 +1,4 @@
-//! How a client shows the nodes who it is: by its certificate, or by a token.
+//! How a client authenticates to the nodes: by its certificate or by a token.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::{Request, Status};
 
-/// The scheme with TLS, and the hint for who gives files of TLS with the other one.
+/// The URL scheme with TLS, and the error's hint if TLS files are given with the plain scheme.
 const TLS_SCHEME: &str = "lockkeepers";
 const WITHOUT_TLS: &str = "of use without TLS: write `lockkeepers://`";
 const TOKEN_FILE: &str = "token-file";
@@ -16,7 +16,7 @@ const TOKEN_ENV: &str = "token-env";
 /// The largest token file that is read, in bytes.
 const TOKEN_BYTES_MAX: usize = 4 << 10;
 
-/// The parameters beside those of TLS, for the list of those that the scheme has.
+/// The URL parameters in addition to those of TLS.
 pub(super) const PARAMETERS: [&str; 2] = [TOKEN_FILE, TOKEN_ENV];
 
 /// TLS and the token of a client, for connections to all nodes.

@@ -76,7 +76,7 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
                 worked,
             } => {
                 observe::stream_ended(word(&ending));
-                // No session needed it.
+                // No session needed the stream.
                 outage = Outage::default();
                 count(&mut shared.addresses(), worked);
             }
@@ -112,7 +112,7 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
     }
 }
 
-/// A time without a stream that works.
+/// A period without a working stream.
 #[derive(Default)]
 struct Outage {
     since: Option<Instant>,
@@ -128,7 +128,8 @@ impl Outage {
         self.since.get_or_insert_with(Instant::now);
     }
 
-    /// Logs once that calls get no answer, and why: a caller that waits for ever does not learn it otherwise.
+    /// Logs once that calls get no answer, and why: a caller without a time limit would not learn it
+    /// otherwise.
     fn say(&mut self, shared: &ServiceShared) {
         let Some(lasted) = self.since.map(|since| since.elapsed()) else { return };
         if !self.is_said && lasted >= OUTAGE {

@@ -1,4 +1,4 @@
-//! Why the nodes of the service do not serve, in words for users.
+//! Why the nodes of the service do not serve, as texts for users.
 
 use std::error::Error;
 use std::fmt;
@@ -15,7 +15,7 @@ pub(super) const NODE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Metadata key in a node's refusal; the value is the leader's client address, or empty if unknown.
 pub(super) const LEADER_METADATA: &str = "lockkeeper-leader";
-/// How the system's resolver begins its errors.
+/// Prefix of the system resolver's errors.
 const LOOKUP: &str = "failed to lookup address";
 /// The failure of a server that does not speak HTTP/2.
 const FOREIGN: &str = "something else listens there, which does not speak Lockkeeper's protocol (gRPC)";
@@ -23,7 +23,7 @@ const FOREIGN: &str = "something else listens there, which does not speak Lockke
 const SPEAKS_TLS: &str = "it speaks TLS: write `lockkeepers://`";
 /// How the TLS library reports that the other side has ended the connection.
 const ALERT: &str = "received fatal alert";
-/// The alerts about this client's certificate, and the texts instead.
+/// The alerts about this client's certificate, and the texts that replace them.
 const ALERTS: [(&str, &str); 5] = [
     ("UnknownCA", UNSIGNED),
     ("BadCertificate", UNSIGNED),
@@ -42,13 +42,13 @@ const NO_TLS: (&str, &str) =
 
 /// How the HTTP/2 library reports a connection that ended before a call was sent on it, or while it was sent.
 const CLOSED: [&str; 2] = ["connection closed", "stream closed because of a broken pipe"];
-/// What an HTTP/2 client sends first: the preface, and an empty SETTINGS frame.
+/// The first bytes of an HTTP/2 client: the preface and an empty SETTINGS frame.
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const FRAME_HEAD_BYTES: usize = 9;
 const FRAME_TYPE_AT: usize = 3;
 /// The type of a SETTINGS frame.
 const SETTINGS: u8 = 4;
-/// How a TLS record with an alert begins: its type, and the first byte of its version.
+/// The first bytes of a TLS alert record: its type, and the first byte of its version.
 const TLS_ALERT: [u8; 2] = [21, 3];
 
 /// The innermost cause, which is the most specific one.
@@ -85,7 +85,7 @@ pub(super) async fn explained(address: &Address, why: Why, has_tls: bool) -> Why
 /// Detects a server with another protocol by the first bytes that it sends. `None`: HTTP/2, which begins with
 /// a SETTINGS frame, or no bytes.
 async fn protocol(address: &Address) -> Option<&'static str> {
-    let look = async {
+    let read = async {
         let mut stream = TcpStream::connect(address.to_string()).await.ok()?;
         stream.write_all(HELLO).await.ok()?;
         let mut head = Vec::new();
@@ -97,7 +97,7 @@ async fn protocol(address: &Address) -> Option<&'static str> {
             _ => None,
         }
     };
-    tokio::time::timeout(NODE_LIMIT, look).await.ok().flatten()
+    tokio::time::timeout(NODE_LIMIT, read).await.ok().flatten()
 }
 
 /// Why a node does not serve.
@@ -107,7 +107,7 @@ pub(super) enum Why {
     NoLeader,
     /// It answers with the reason why it does not serve.
     Refuses(String),
-    /// It answers, and does not serve this client.
+    /// It answers, but does not serve this client.
     Denies(String),
     /// It can't be reached or does not answer.
     Silent(String),
@@ -161,7 +161,7 @@ impl fmt::Display for NodeFailure {
     }
 }
 
-/// Each node with its failure, and what follows if some of them answer.
+/// Each node with its failure, and the conclusion if some of them answer.
 pub(super) fn summary(failures: &[NodeFailure]) -> String {
     let mut each: Vec<String> = failures.iter().map(NodeFailure::to_string).collect();
     each.sort_unstable();

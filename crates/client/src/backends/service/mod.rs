@@ -48,7 +48,7 @@ const WAITERS_SHOWN: u32 = 20;
 /// Maximum number of locks or sessions in one answer.
 const PAGE: u32 = 1000;
 
-/// What users see of it.
+/// The backend's description for users, and its `connect`.
 pub(crate) const INFO: BackendInfo = BackendInfo {
     example: "lockkeeper://a,b,c",
     summary: "Lockkeeper's own service, one node or a cluster",

@@ -11,7 +11,7 @@ use super::describe;
 use super::search::reach;
 use super::unary::Asker;
 
-/// Calls the nodes of the URL, then those that they name as members.
+/// Calls the nodes of the URL, then further members that they report.
 pub(super) fn ask_all(asker: &Asker) -> BoxFuture<'static, Result<Vec<NodeReport>, BackendError>> {
     let (of_url, credentials) = (asker.addresses().of_url(), asker.credentials());
     let reports = asker.run(async move {

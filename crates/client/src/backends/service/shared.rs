@@ -103,8 +103,8 @@ impl ServiceShared {
         self.with_caller(None, act)
     }
 
-    /// As [`Self::with`]. What there is to send is sent once the other ready tasks of the caller's runtime
-    /// have run, if this is that runtime.
+    /// As [`Self::with`], on a caller's runtime: pending items are sent once the other ready tasks of that
+    /// runtime have run.
     fn with_caller<T>(
         &self,
         caller: Option<&Handle>,

@@ -58,7 +58,7 @@ async fn a_peer_lock_without_expiry_blocks_until_its_release() {
     assert_eq!(world.0.cli(&["PTTL", "x"]).trim(), "-1");
     assert!(locks.mutex("x").try_acquire().await.unwrap().is_none());
     let seen = locks.inspect("x").await.unwrap();
-    assert_eq!(seen.holders.len(), 1, "{seen:?}");
+    assert_eq!(seen.holds.len(), 1, "{seen:?}");
     let waiter = Waiter::start(&locks, "x", TTL).await;
     assert!(peer.release("x"));
     let guard = waiter.granted().await;

@@ -64,8 +64,8 @@ pub(crate) async fn a_peers_hold_is_named_in_our_error_and_granted_after_its_rel
     let named = W::Peer::in_errors(&holder);
     assert!(refusal.contains(&named), "`{refusal}` does not name {named}");
     let seen = locks.inspect(NAME).await.unwrap();
-    let [shown] = &seen.holders[..] else { panic!("{seen:?}") };
-    assert!(shown.owner.contains(&holder), "{shown:?} is not {holder}");
+    let [shown] = &seen.holds[..] else { panic!("{seen:?}") };
+    assert!(shown.label.contains(&holder), "{shown:?} is not {holder}");
     let waiter = Waiter::start(&locks, NAME, LONG).await;
     assert!(peer.still_holds(NAME, LONG), "our waiter has taken a lock that is held");
     assert!(peer.release(NAME));

@@ -43,7 +43,7 @@ const WATCHES_MAX: usize = 1 << 10;
 /// How long a call for a node's state waits for its disk.
 const DISK_PATIENCE: Duration = Duration::from_secs(1);
 /// The maximum age of a reading of the disk's usage.
-const DISK_LOOK_EVERY: Duration = Duration::from_secs(2);
+const DISK_USAGE_AGE_MAX: Duration = Duration::from_secs(2);
 /// Maximum number of orders of operators in progress on a node. They continue when their callers disconnect,
 /// so the limits of connections do not bound them.
 pub(super) const ORDERS_MAX: usize = 64;
@@ -81,7 +81,7 @@ pub(crate) struct Calls {
     /// Limits the orders of operators in progress.
     orders: Arc<Semaphore>,
     /// Limits the threads that wait for the disk to one.
-    disk_looks: Arc<Semaphore>,
+    disk_reads: Arc<Semaphore>,
     /// The last measurement: its time, bytes used, bytes free.
     disk_usage: Mutex<Option<(Instant, u64, u64)>>,
     /// Connections to the leader, while this node is a follower.
@@ -150,7 +150,7 @@ impl Calls {
             forwarded: Mutex::default(),
             watch_places: Places::new(WATCHES_MAX),
             orders: Arc::new(Semaphore::new(ORDERS_MAX)),
-            disk_looks: Arc::new(Semaphore::new(1)),
+            disk_reads: Arc::new(Semaphore::new(1)),
             disk_usage: Mutex::default(),
             links: forward::Links::default(),
         })
@@ -249,25 +249,25 @@ impl Calls {
         }
     }
 
-    /// The size of the data directory and the free space of its disk, in bytes; at most [`DISK_LOOK_EVERY`]
-    /// old, unless the disk does not answer.
+    /// The size of the data directory and the free space of its disk, in bytes; at most
+    /// [`DISK_USAGE_AGE_MAX`] old, unless the disk does not answer.
     pub(super) async fn disk_usage(&self) -> (Option<u64>, Option<u64>) {
         let known = *self.disk_usage.lock();
         let is_younger = |age| known.is_some_and(|(at, ..)| at.elapsed() < age);
         let of_known = || known.map_or((None, None), |(_, used, free)| (Some(used), Some(free)));
-        if is_younger(DISK_LOOK_EVERY) {
+        if is_younger(DISK_USAGE_AGE_MAX) {
             return of_known();
         }
         // At most one thread waits for a disk that does not answer.
-        let Ok(only) = self.disk_looks.clone().try_acquire_owned() else {
-            return if is_younger(DISK_LOOK_EVERY + DISK_PATIENCE) { of_known() } else { (None, None) };
+        let Ok(only) = self.disk_reads.clone().try_acquire_owned() else {
+            return if is_younger(DISK_USAGE_AGE_MAX + DISK_PATIENCE) { of_known() } else { (None, None) };
         };
         let path = self.about.data.clone();
-        let look = tokio::task::spawn_blocking(move || {
+        let read = tokio::task::spawn_blocking(move || {
             let _only = only;
             disk::usage(&path)
         });
-        let Ok(Ok(Ok((used, free)))) = tokio::time::timeout(DISK_PATIENCE, look).await else {
+        let Ok(Ok(Ok((used, free)))) = tokio::time::timeout(DISK_PATIENCE, read).await else {
             return (None, None);
         };
         *self.disk_usage.lock() = Some((Instant::now(), used, free));

@@ -198,7 +198,7 @@ impl ConnectionPlace {
         self.caller.as_ref()
     }
 
-    /// Whether it found no place when it was accepted.
+    /// Whether its network was at its limit when it was accepted.
     pub(super) fn is_waiting(&self) -> bool {
         self.waiting.is_some()
     }

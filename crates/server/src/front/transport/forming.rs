@@ -1,5 +1,5 @@
-//! What clients and health checks are told by a node whose cluster does not exist yet: that it is alive, and
-//! what it waits for.
+//! Answers clients and health checks on a node whose cluster does not exist yet: the node is alive, and what
+//! it waits for.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ use crate::front::paths::is_open_to_all;
 use crate::tls::{ClientProtocol, NodeTls};
 use lockkeeper_places::{Places, TakenPlace, network};
 
-/// The longest life of a connection: there is nothing to keep it for.
+/// The longest life of a connection: it serves no purpose after the answer.
 const CONNECTION_LIFE: Duration = Duration::from_secs(30);
 
 /// The answer to a client without a certificate, with TLS: tokens and addresses of nodes are of no use to it

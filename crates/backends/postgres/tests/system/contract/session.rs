@@ -81,7 +81,7 @@ impl Subject for Advisory {
         self.faults.silence(label);
         let operator = self.operator().await;
         let name: LockName = name.parse().unwrap();
-        let token = operator.inspect(&name).await.unwrap().holders[0].token.unwrap();
+        let token = operator.inspect(&name).await.unwrap().holds[0].token.unwrap();
         let order =
             BreakOrder { name, token, reason: "taken away".into(), by: "the suite".into(), now: true };
         operator.break_hold(order).await.unwrap();

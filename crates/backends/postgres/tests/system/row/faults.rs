@@ -139,7 +139,7 @@ async fn lost_answers_cause_no_second_grant_and_leave_nothing_behind() {
         // The release may be ambiguous, but the hold must end.
         let _ = held.release().await;
         until("it is given back", async || {
-            inspect(&operator, "lossy").await.holders.is_empty().then_some(())
+            inspect(&operator, "lossy").await.holds.is_empty().then_some(())
         })
         .await;
     }

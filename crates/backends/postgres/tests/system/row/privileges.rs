@@ -108,7 +108,7 @@ async fn a_user_with_read_functions_only_cannot_lock() {
     let held = client(&server.url(), "client").await.mutex("any").acquire().await.unwrap();
     let looks = client(&server.url_as("looker"), "looker").await;
     let seen = looks.inspect("any").await.unwrap();
-    assert_eq!(seen.holders[0].token, held.token_hint());
+    assert_eq!(seen.holds[0].token, held.token_hint());
     let error = looks.mutex("other").acquire().await.unwrap_err().to_string();
     assert!(error.contains("permission denied for function row_acquire"), "{error}");
 }

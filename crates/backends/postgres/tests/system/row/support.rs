@@ -35,8 +35,8 @@ pub(crate) async fn inspect(locks: &Locks, name: &str) -> LockInfo {
 /// The only holder of a lock.
 pub(crate) async fn holder(locks: &Locks, name: &str) -> HolderInfo {
     let mut info = inspect(locks, name).await;
-    assert_eq!(info.holders.len(), 1, "{info:?}");
-    info.holders.remove(0)
+    assert_eq!(info.holds.len(), 1, "{info:?}");
+    info.holds.remove(0)
 }
 
 pub(crate) fn order(name: &str, held: &Guard<Unfenced>, now: bool) -> BreakOrder {

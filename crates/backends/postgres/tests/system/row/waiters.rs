@@ -156,7 +156,7 @@ async fn a_row_locked_by_hand_blocks_no_other_lock() {
     hand.batch_execute("COMMIT").await.unwrap();
     let _ = stuck.await.unwrap();
     until("the release arrives after all", async || {
-        inspect(&locks, "stuck").await.holders.is_empty().then_some(())
+        inspect(&locks, "stuck").await.holds.is_empty().then_some(())
     })
     .await;
     kept.release().await.unwrap();

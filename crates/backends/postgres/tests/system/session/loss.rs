@@ -131,7 +131,7 @@ async fn break_reaches_its_holder_and_is_shown_to_others() {
         by: "o'brien".into(),
     };
     until("the break is shown", async || {
-        (operator.inspect("a").await.unwrap().holders.first()?.state == revoked).then_some(())
+        (operator.inspect("a").await.unwrap().holds.first()?.state == revoked).then_some(())
     })
     .await;
     drop(held);

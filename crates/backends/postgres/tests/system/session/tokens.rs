@@ -21,7 +21,7 @@ async fn without_the_schema_there_are_locks_without_tokens() {
     let held = locks.mutex("a").acquire().await.unwrap();
     assert_eq!(held.token_hint(), None);
     let shown = locks.inspect("a").await.unwrap();
-    assert_eq!((shown.holders.len(), shown.holders[0].token), (1, None));
+    assert_eq!((shown.holds.len(), shown.holds[0].token), (1, None));
     held.verify().await.unwrap();
     held.release().await.unwrap();
     let why = why_not(locks);
@@ -54,11 +54,11 @@ async fn repeats(alice: Locks, bob: Locks, tokens: bool) {
     {
         let held = alice.mutex(name).meta("job", job).acquire().await.unwrap();
         let shown = alice.inspect(name).await.unwrap();
-        assert_eq!((shown.holders.len(), shown.holders[0].token), (1, held.token_hint()), "{name}");
+        assert_eq!((shown.holds.len(), shown.holds[0].token), (1, held.token_hint()), "{name}");
         assert!(if tokens { held.token_hint() > last } else { held.token_hint().is_none() }, "{last:?}");
         last = held.token_hint();
-        assert!(shown.holders[0].owner.contains("alice"), "{:?}", shown.holders[0]);
-        assert_eq!(shown.holders[0].meta, [("job".to_owned(), job.to_owned())]);
+        assert!(shown.holds[0].owner.contains("alice"), "{:?}", shown.holds[0]);
+        assert_eq!(shown.holds[0].meta, [("job".to_owned(), job.to_owned())]);
         for _ in 0..3 {
             assert!(bob.mutex(name).try_acquire().await.unwrap().is_none(), "{name}");
         }

@@ -47,15 +47,15 @@ fn read(path: &Path) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rolling_restart_does_not_affect_a_job_under_a_lock() {
     let mut nodes = Nodes::founded();
-    let place = tempfile::tempdir().unwrap();
-    let stop = place.path().join("stop");
-    let mut job = Job::start(&nodes.url(), place.path(), &stop);
-    until("the job runs", || read(&place.path().join("out")) == "begun\n");
+    let test = tempfile::tempdir().unwrap();
+    let stop = test.path().join("stop");
+    let mut job = Job::start(&nodes.url(), test.path(), &stop);
+    until("the job runs", || read(&test.path().join("out")) == "begun\n");
     let watcher = nodes.client("watcher").await;
     let name: LockName = "rolling/job".parse().unwrap();
     let holder = async || {
         let info = watcher.inspect(&name).await.ok()?;
-        info.holders.first().and_then(|holder| holder.token)
+        info.holds.first().and_then(|holder| holder.token)
     };
     let token = answer("it is held", holder).await;
 
@@ -82,9 +82,9 @@ async fn rolling_restart_does_not_affect_a_job_under_a_lock() {
         ended = job.0.try_wait().unwrap();
         ended.is_some() || Instant::now() > deadline
     });
-    let said = (read(&place.path().join("out")), read(&place.path().join("err")));
+    let said = (read(&test.path().join("out")), read(&test.path().join("err")));
     assert_eq!(ended.and_then(|status| status.code()), Some(0), "{said:?}");
     assert_eq!(said.0, "begun\ndone\n", "once, and to its end");
-    let status: Value = serde_json::from_str(&read(&place.path().join("status"))).unwrap();
+    let status: Value = serde_json::from_str(&read(&test.path().join("status"))).unwrap();
     assert_eq!((&status["outcome"], &status["token"]), (&Value::from("ran"), &Value::from(token.get())));
 }

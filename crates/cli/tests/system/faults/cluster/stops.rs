@@ -95,6 +95,6 @@ async fn commands_reach_the_leader_through_a_follower() {
     let name: LockName = "a".parse().unwrap();
     let watcher = nodes.client("watcher").await;
     let info = within("the service answers", watcher.inspect(&name)).await.unwrap();
-    assert_eq!(info.holders.len(), 1);
+    assert_eq!(info.holds.len(), 1);
     within("it is given back", held.release()).await.unwrap();
 }

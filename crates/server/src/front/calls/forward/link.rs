@@ -50,8 +50,7 @@ pub(in crate::front) struct Links {
 
 impl Links {
     /// Sends a call about a node to that node, on a connection of its own: such calls are rare, and must not
-    /// wait behind the calls to the leader. `node` must be a member, which bounds the number of entries in
-    /// `about_nodes`.
+    /// wait behind the calls to the leader. `node` must be a member, which bounds the size of `about_nodes`.
     ///
     /// # Errors
     /// Why there is no answer, in words.

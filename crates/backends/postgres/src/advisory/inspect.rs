@@ -25,7 +25,7 @@ const LETTER_TEXT_BYTES: usize = 1000;
 const WAITSTART_SINCE: u32 = 140_000;
 /// How long a break waits for a holder that does not listen, as after the loss of its query connection, and
 /// the interval of checks.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const BREAK_POLL: Duration = Duration::from_millis(5);
 const LISTENS_WITHIN: Duration = Duration::from_secs(5);
 
 /// A row of `pg_locks`, joined with `pg_stat_activity`.
@@ -245,7 +245,7 @@ async fn notify(
             let what = "the holder's client is not connected to receive the break; break it with `now`";
             return Err(BackendError::new(BackendErrorKind::Operator, what));
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(BREAK_POLL).await;
     }
 }
 

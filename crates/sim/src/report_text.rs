@@ -8,7 +8,7 @@ use crate::world::{RunReport, run};
 /// Formats a failure report: the broken promise and the replay command. Writes the run's trace to a file in
 /// `target/sim`.
 #[must_use]
-pub fn told(report: &RunReport, mutant: Option<Mutant>) -> String {
+pub fn report_text(report: &RunReport, mutant: Option<Mutant>) -> String {
     let Some(failure) = &report.failure else { return String::new() };
     let option = mutant.map(|mutant| format!(" --mutant {}", mutant.name)).unwrap_or_default();
     let written = match write(report.seed, mutant) {
