@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use axum::Json;
+use axum::body::{Body, Bytes};
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::HeaderMap;
@@ -73,6 +74,7 @@ impl<O: Origin, S: Sync> FromRequestParts<S> for SessionClient<O> {
 pub(crate) struct Answered {
     pub(crate) session: u64,
     pub(crate) what: What,
+    pub(crate) granted: Vec<v1::GrantedRequest>,
     pub(crate) notices: Notices,
 }
 
@@ -87,14 +89,27 @@ impl<O: Origin> SessionClient<O> {
         what: client_item::What,
         poll_ms: u64,
     ) -> Result<Answered, Problem> {
-        let item = v1::ClientItem { session, what: Some(what) };
-        let call = v1::SessionCallRequest { secret: self.secret.0.to_vec(), item: Some(item), poll_ms };
-        let v1::SessionCallResponse { item, revoked, ended } = self.calls.session_call(call).await?;
+        self.call(session, what, v1::SessionCallRequest { poll_ms, ..Default::default() }).await
+    }
+
+    /// Sends a request of the session; `call` has the other fields of the call.
+    ///
+    /// # Errors
+    /// As [`SessionClient::ask`].
+    pub(crate) async fn call(
+        &self,
+        session: u64,
+        what: client_item::What,
+        call: v1::SessionCallRequest,
+    ) -> Result<Answered, Problem> {
+        let item = Some(v1::ClientItem { session, what: Some(what) });
+        let call = v1::SessionCallRequest { secret: self.secret.0.to_vec(), item, ..call };
+        let v1::SessionCallResponse { item, revoked, ended, granted } = self.calls.session_call(call).await?;
         let notices = Notices::new(revoked, ended);
         let session = item.as_ref().map_or(0, |item| item.session);
         match item.and_then(|item| item.what) {
             Some(What::Refused(refused)) => Err(refused.into()),
-            Some(what) => Ok(Answered { session, what, notices }),
+            Some(what) => Ok(Answered { session, what, granted, notices }),
             None => Err(unexpected()),
         }
     }
@@ -128,18 +143,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let (parts, body) = request.into_parts();
-        let late = |_| {
-            let text = format!("the body did not arrive whole within {} s", BODY_TIME.as_secs());
-            Problem::new(ProblemCode::DeadlineExceeded, text)
-        };
-        let body = tokio::time::timeout(BODY_TIME, whole(body, BODY_BYTES_MAX)).await.map_err(late)?;
-        let body = body.map_err(|error| match error {
-            BodyError::TooLarge => {
-                let text = format!("the body has more than {BODY_BYTES_MAX} bytes, which no call needs");
-                Problem::new(ProblemCode::PayloadTooLarge, text)
-            }
-            BodyError::Broken => Problem::invalid("the body did not arrive whole"),
-        })?;
+        let body = arrived(body).await?;
         match Json::<T>::from_request(Request::from_parts(parts, body.into()), state).await {
             Ok(Json(body)) => Ok(Self(body)),
             Err(JsonRejection::MissingJsonContentType(_)) => Err(Problem::new(
@@ -149,6 +153,39 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
             Err(rejection) => Err(Problem::invalid(rejection.body_text())),
         }
     }
+}
+
+/// A body in JSON, or none.
+pub(crate) struct OptionalJsonBody<T>(pub(crate) T);
+
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJsonBody<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let (parts, body) = request.into_parts();
+        let body = arrived(body).await?;
+        if body.is_empty() {
+            return Ok(Self(T::default()));
+        }
+        let JsonBody(body) = JsonBody::from_request(Request::from_parts(parts, body.into()), state).await?;
+        Ok(Self(body))
+    }
+}
+
+/// Reads a body.
+async fn arrived(body: Body) -> Result<Bytes, Problem> {
+    let late = |_| {
+        let text = format!("the body did not arrive whole within {} s", BODY_TIME.as_secs());
+        Problem::new(ProblemCode::DeadlineExceeded, text)
+    };
+    let body = tokio::time::timeout(BODY_TIME, whole(body, BODY_BYTES_MAX)).await.map_err(late)?;
+    body.map_err(|error| match error {
+        BodyError::TooLarge => {
+            let text = format!("the body has more than {BODY_BYTES_MAX} bytes, which no call needs");
+            Problem::new(ProblemCode::PayloadTooLarge, text)
+        }
+        BodyError::Broken => Problem::invalid("the body did not arrive whole"),
+    })
 }
 
 /// The parts of a path that vary.

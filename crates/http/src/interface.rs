@@ -16,7 +16,7 @@ use crate::call::BODY_BYTES_MAX;
 use crate::pages::{HazardPlayer, Hazards};
 use crate::problem::{Problem, ProblemCode};
 use crate::service::Origin;
-use crate::{audit, cluster, locks, metrics, openapi, pages, sessions, watch};
+use crate::{audit, cluster, keep_alive, locks, metrics, openapi, pages, sessions, watch};
 
 /// HTTP/JSON, the pages for browsers, and `/metrics`.
 #[derive(Clone)]
@@ -104,7 +104,7 @@ fn router<O: Origin>() -> Router<Option<Arc<Hazards>>> {
     Router::new()
         .route("/v1/sessions", get(sessions::list::<O>).post(sessions::open::<O>))
         .route("/v1/sessions/{session}", delete(sessions::close::<O>))
-        .route("/v1/sessions/{session}/keep-alive", post(sessions::keep_alive::<O>))
+        .route("/v1/sessions/{session}/keep-alive", post(keep_alive::keep_alive::<O>))
         .route("/v1/sessions/{session}/requests/{request}", delete(sessions::release::<O>))
         .route("/v1/sessions/{session}/requests/{request}/value", put(sessions::set_value::<O>))
         .route("/v1/sessions/{session}/requests/{request}/downgrade", post(sessions::downgrade::<O>))

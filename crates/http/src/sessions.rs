@@ -99,24 +99,6 @@ pub(crate) async fn open<O: Origin>(
     }
 }
 
-/// Renews the lease of a session. Every other call of the session does so too, unless its answer is an error.
-#[utoipa::path(post, path = "/v1/sessions/{session}/keep-alive", tag = "sessions",
-    params(("session" = u64, Path, description = "The session's id."), SecretHeader),
-    responses((status = 200, body = Notices)))]
-pub(crate) async fn keep_alive<O: Origin>(
-    client: SessionClient<O>,
-    _: NoQuery,
-    InPath(session): InPath<u64>,
-) -> Result<Json<Notices>, Problem> {
-    let keep_alive = client_item::What::KeepAlive(v1::KeepAlive::default());
-    let answered = client.ask(session, keep_alive, 0).await?;
-    match answered.what {
-        What::KeptAlive(_) => Ok(Json(answered.notices)),
-        What::SessionGone(_) => Err(Problem::session_gone()),
-        _ => Err(unexpected()),
-    }
-}
-
 /// Ends a session: all its requests end, without lock-delay. Also succeeds if the session has ended before.
 #[utoipa::path(delete, path = "/v1/sessions/{session}", tag = "sessions",
     params(("session" = u64, Path, description = "The session's id."), SecretHeader),
@@ -227,6 +209,10 @@ pub(crate) struct HeldSlot {
     permits: u32,
 }
 
+pub(crate) fn slots(permits: Vec<v1::PermitGrant>) -> Vec<HeldSlot> {
+    permits.into_iter().map(|it| HeldSlot { slot: it.slot, permits: it.limit }).collect()
+}
+
 /// Acquires a lock; a repeated call returns the state of the same request.
 ///
 /// Status 202 means that the request is still in the queue: repeat the call to wait longer. If an answer
@@ -287,9 +273,7 @@ pub(crate) async fn acquire<O: Origin>(
     let notices = answered.notices;
     let (status, request) = match answered.what {
         What::Granted(granted) => {
-            let slots = granted.permits.into_iter();
-            let slots = slots.map(|it| HeldSlot { slot: it.slot, permits: it.limit }).collect();
-            let token = Some(granted.token);
+            let (token, slots) = (Some(granted.token), slots(granted.permits));
             (StatusCode::OK, RequestStatus { token, slots, ..request(RequestState::Held, notices) })
         }
         What::Revoked(revoked) => {

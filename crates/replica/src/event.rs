@@ -57,6 +57,8 @@ pub enum CallRequest {
         secret: Secret,
         /// Returned in the answer.
         id: u64,
+        /// What else the call asks for.
+        poll: SessionPoll,
     },
     /// A command of a session, as in [`Request::Command`].
     Command {
@@ -71,13 +73,34 @@ pub enum CallRequest {
     },
 }
 
+/// The changes of its session's requests that a keep-alive asks for.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SessionPoll {
+    /// The requests that were queued: the answer names those that are not queued any more.
+    pub waiting: Vec<Seq>,
+    /// The requests that the client knows to be revoked or ended: the answer leaves them out.
+    pub known: Vec<Seq>,
+    /// The call waits until there is a change to name.
+    pub waits: bool,
+}
+
+impl SessionPoll {
+    /// The length of the lists, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        (self.waiting.len() + self.known.len()) * size_of::<Seq>()
+    }
+}
+
 impl CallRequest {
     /// A client's request as a call with this secret. `None` for an attach, which every call does by itself.
     #[must_use]
     pub fn new(request: Request, secret: Secret) -> Option<Self> {
         match request {
             Request::Open(open) => Some(Self::Open(open)),
-            Request::KeepAlive { session, id } => Some(Self::KeepAlive { session, secret, id }),
+            Request::KeepAlive { session, id } => {
+                Some(Self::KeepAlive { session, secret, id, poll: SessionPoll::default() })
+            }
             Request::Command { session, seq, command } => {
                 Some(Self::Command { session, secret, seq, command })
             }
@@ -129,7 +152,7 @@ pub enum Event {
     StreamSilent(StreamId),
     /// A request of a session arrived by a call.
     Called(CallId, Box<SessionCall>),
-    /// The caller of this call is gone, or waits no longer for a queued request.
+    /// The caller of this call is gone, or waits no longer.
     CallDropped(CallId),
     /// A unary call arrived.
     Asked(AskId, Question),
@@ -325,8 +348,11 @@ pub enum Output {
     /// The replica has refused a request of this stream or call at a quota. The text is that of the refusal,
     /// for the audit trail.
     OverQuota(Requester, String),
-    /// The answer to a call. If it says that the request is queued, another one follows once the request is
-    /// granted or has ended, unless [`Event::CallDropped`] comes first.
+    /// The answer to a call that does not wait any longer. The call waits for a queued request, or for a
+    /// change of its session's requests: [`Output::Called`] follows once there is an outcome, unless [`Event::CallDropped`] comes
+    /// first.
+    CallWaits(CallId, v1::SessionCallResponse),
+    /// The answer to a call.
     Called(CallId, v1::SessionCallResponse),
     /// A call ends without an answer: this node does not lead, or shuts down. Whether the call had an effect
     /// is unknown (P12).

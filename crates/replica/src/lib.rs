@@ -45,7 +45,7 @@ mod summary;
 pub use engine::{ELECTION_TICKS, Persisted, Write};
 pub use event::{
     Answer, AskId, CallId, CallRequest, Difference, Event, LostEntries, Output, Question, Received,
-    Requester, SessionCall, SnapshotStep, StreamCloseCause, StreamId,
+    Requester, SessionCall, SessionPoll, SnapshotStep, StreamCloseCause, StreamId,
 };
 pub use load::{Activity, Load};
 pub use members::{Change, Members, NODES_MAX, Rejected};

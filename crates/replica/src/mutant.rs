@@ -79,6 +79,8 @@ pub enum Mutant {
     EndsToldAtOnce,
     /// A keep-alive by a call is acknowledged without a quorum read (P6).
     CallWithoutQuorum,
+    /// A grant does not answer the call that waits for the changes of the session's requests.
+    GrantNotPolled,
     /// Any secret attaches a session.
     SecretUnchecked,
 }

@@ -400,13 +400,14 @@ impl AcquireTracer {
                 Output::Items(stream, items) => {
                     items.iter().for_each(|item| self.item(since, now, Requester::Stream(*stream), item));
                 }
+                Output::CallWaits(call, v1::SessionCallResponse { item: Some(item), .. }) => {
+                    self.item(since, now, Requester::Call(*call), item);
+                }
                 Output::Called(call, v1::SessionCallResponse { item: Some(item), .. }) => {
                     let from = Requester::Call(*call);
                     self.item(since, now, from, item);
                     // A refusal that names no request ends the call's acquire too.
-                    if !matches!(item.what, Some(What::Queued(_))) {
-                        self.requester_gone(now, from, "refused");
-                    }
+                    self.requester_gone(now, from, "refused");
                 }
                 Output::EndStream(stream, end) => {
                     self.requester_gone(now, Requester::Stream(*stream), outcome_of(end));

@@ -298,6 +298,13 @@ pub const ALL: &[Mutant] = &[
         seed: 4,
     },
     Mutant {
+        name: "grant-not-polled",
+        place: MutantLocation::Replica(OfReplica::GrantNotPolled),
+        what: "a grant does not answer the call that waits for the session's requests",
+        caught_by: &["P7"],
+        seed: 0,
+    },
+    Mutant {
         name: "secret-unchecked",
         location: MutantLocation::Replica(OfReplica::SecretUnchecked),
         what: "a call with a wrong secret is served",

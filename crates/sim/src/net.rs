@@ -27,7 +27,11 @@ pub(crate) enum Up {
 #[derive(Clone, Debug)]
 pub(crate) enum Down {
     Items(Vec<v1::ServerItem>),
-    Called(v1::SessionCallResponse),
+    Called {
+        response: v1::SessionCallResponse,
+        /// Another answer may follow.
+        waits: bool,
+    },
     End(v1::StreamEnd),
     Closed,
 }

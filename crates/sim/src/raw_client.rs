@@ -268,7 +268,7 @@ impl RawClient {
                 self.hang_up(core);
             }
             // The answer to a call that was forgotten with its session.
-            Down::Called(_) => {}
+            Down::Called { .. } => {}
             Down::Closed => self.hang_up(core),
             Down::Items(items) => {
                 items.into_iter().for_each(|item| self.hears(core, stream, item));

@@ -58,10 +58,12 @@ impl fmt::Debug for v1::AttachSession {
 /// Without the secret, which the generated implementation would print.
 impl fmt::Debug for v1::SessionCallRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { secret: _, item, poll_ms } = self;
+        let Self { secret: _, item, poll_ms, waiting, known } = self;
         f.debug_struct("SessionCallRequest")
             .field("item", item)
             .field("poll_ms", poll_ms)
+            .field("waiting", waiting)
+            .field("known", known)
             .finish_non_exhaustive()
     }
 }
@@ -78,7 +80,11 @@ mod tests {
         let attach = v1::AttachSession { secret, attach: 3 };
         for what in [v1::client_item::What::Open(open), v1::client_item::What::Attach(attach)] {
             let item = v1::ClientItem { session: 1, what: Some(what) };
-            let call = v1::SessionCallRequest { secret: vec![222; 16], item: Some(item.clone()), poll_ms: 0 };
+            let call = v1::SessionCallRequest {
+                secret: vec![222; 16],
+                item: Some(item.clone()),
+                ..v1::SessionCallRequest::default()
+            };
             let mut texts = vec![format!("{item:?}"), format!("{call:?}")];
             if let Ok(request) = Request::try_from(item) {
                 texts.push(format!("{request:?}"));

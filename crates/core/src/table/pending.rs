@@ -1,9 +1,9 @@
 //! Queries of the leader: the states for which a new leader sets timers (D3), whether a request still waits,
-//! and the unconfirmed ends, which are sent again at every attach (R3).
+//! the end of a request, and the unconfirmed ends, which are sent again at every attach (R3).
 
 use super::Table;
 use super::request::RequestStage;
-use crate::reply::End;
+use crate::reply::{End, Reply};
 use crate::types::{Seq, SessionId, Token};
 
 /// A state that a timer of the leader ends. The table stores durations, not deadlines; the duration for a
@@ -73,5 +73,19 @@ impl Table {
     /// confirmed (R3): those with a seq above `after`, in order.
     pub fn unconfirmed_ends(&self, session: SessionId, after: Seq) -> impl Iterator<Item = (Seq, End)> {
         self.sessions.get(session).into_iter().flat_map(move |session| session.unconfirmed_ends(after))
+    }
+
+    /// How the request with this seq has ended; `None` while it is live, and before it is seen.
+    #[must_use]
+    pub fn end_of(&self, session: SessionId, seq: Seq) -> Option<End> {
+        let session = self.sessions.get(session)?;
+        if seq > session.highest || session.live.contains_key(&seq) {
+            return None;
+        }
+        Some(match session.kept(seq) {
+            Some((_, Reply::Finished(end))) => *end,
+            Some(_) => End::NotAcquired,
+            None => End::Gone,
+        })
     }
 }

@@ -9,31 +9,40 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use lockkeeper_core::{Seq, SessionId};
-use lockkeeper_wire::answer;
 use lockkeeper_wire::request::Secret;
 use lockkeeper_wire::v1::{self, server_item::What};
 
 use super::Replica;
 use super::quorum_reads::PendingRead;
 use crate::deadlines::Attached;
-use crate::event::{CallId, CallRequest, Output, Requester, SessionCall};
+use crate::event::{CallId, CallRequest, Output, Requester, SessionCall, SessionPoll};
 use crate::mutant::Mutant;
 
 /// The calls without a final answer.
 #[derive(Default)]
 pub(super) struct OpenCalls {
-    /// The calls, each with its session and seq in `waiting`.
-    open: BTreeMap<CallId, Option<(SessionId, Seq)>>,
+    pub(super) open: BTreeMap<CallId, OpenCall>,
     /// The calls whose command is applied: those that wait until their queued request is granted or ends;
-    /// and with seq 0 those that wait for their session's end, which is proposed.
+    /// and with seq 0 those that wait for their session's end, which is proposed, and polls.
     waiting: BTreeSet<(SessionId, Seq, CallId)>,
+    /// The waiting poll of each session.
+    pub(super) polls: BTreeMap<SessionId, CallId>,
+}
+
+/// A call without a final answer.
+#[derive(Default)]
+pub(super) struct OpenCall {
+    /// Its session and seq in `waiting`.
+    waits: Option<(SessionId, Seq)>,
+    /// Of a keep-alive: its id, and what it asks for.
+    pub(super) poll: Option<(u64, SessionPoll)>,
 }
 
 impl OpenCalls {
     /// Makes a call wait for this request, or with seq 0 for its session's end. It waits for nothing else.
     pub(super) fn wait(&mut self, call: CallId, session: SessionId, seq: Seq) {
-        let Some(waits) = self.open.get_mut(&call) else { return };
-        if let Some((session, seq)) = waits.replace((session, seq)) {
+        let Some(open) = self.open.get_mut(&call) else { return };
+        if let Some((session, seq)) = open.waits.replace((session, seq)) {
             self.waiting.remove(&(session, seq, call));
         }
         self.waiting.insert((session, seq, call));
@@ -41,11 +50,14 @@ impl OpenCalls {
 
     /// Removes a call. Returns `None` if it was removed before, and else for which request it has waited.
     fn remove(&mut self, call: CallId) -> Option<Option<(SessionId, Seq)>> {
-        let waited = self.open.remove(&call)?;
-        if let Some((session, seq)) = waited {
+        let OpenCall { waits, .. } = self.open.remove(&call)?;
+        if let Some((session, seq)) = waits {
             self.waiting.remove(&(session, seq, call));
+            if self.polls.get(&session) == Some(&call) {
+                self.polls.remove(&session);
+            }
         }
-        Some(waited)
+        Some(waits)
     }
 
     /// The calls that wait for these requests.
@@ -59,13 +71,14 @@ impl OpenCalls {
 impl Replica {
     pub(super) fn called(&mut self, call: CallId, called: SessionCall) {
         let SessionCall { identity, quota, request } = called;
-        self.calls.open.insert(call, None);
+        self.calls.open.insert(call, OpenCall::default());
         self.quotas.called(&identity, quota);
         let from = Requester::Call(call);
         match request {
             CallRequest::Open(open) => self.open(from, &identity, &open),
-            CallRequest::KeepAlive { session, secret, id } => {
+            CallRequest::KeepAlive { session, secret, id, poll } => {
                 if self.attach_to_calls(call, &identity, session, &secret) {
+                    self.calls.set_poll(call, id, poll);
                     self.rounds.ask(PendingRead::KeepAlive { from, session, id });
                     if self.is(Mutant::CallWithoutQuorum) {
                         let what = |revoked| What::KeptAlive(v1::KeptAlive { id, revoked });
@@ -120,33 +133,38 @@ impl Replica {
         }
         let session = SessionId(item.session);
         let needs_no_proof = matches!(item.what, Some(What::Refused(_) | What::SessionGone(_)));
-        let is_queued = matches!(item.what, Some(What::Queued(_)));
-        let seq = Seq(item.seq);
+        let mut waits = matches!(item.what, Some(What::Queued(_))).then_some(Seq(item.seq));
         let mut response = v1::SessionCallResponse::default();
         if let Some(lease) = self.book.lease_mut(session).filter(|_| !needs_no_proof) {
             if lease.ending {
                 return self.calls.wait(call, session, Seq(0));
             }
             lease.deadline = lease.deadline.max(self.clock.now() + lease.ttl);
-            response.revoked = lease.revoked.iter().map(|seq| seq.0).collect();
-            let ends = self.table.unconfirmed_ends(session, Seq(0)).take(self.config.ends_per_part);
-            let ended = |(seq, end): (Seq, _)| {
-                let end = answer::finished(end).end;
-                v1::EndedRequest { seq: seq.0, end }
-            };
-            response.ended = ends.map(ended).collect();
+            response = self.changes(call, session);
+            if self.keeps_polling(call, &item, &response) {
+                self.begin_poll(call, session);
+                waits = Some(Seq(0));
+            }
         }
         response.item = Some(item);
-        if is_queued {
-            self.calls.wait(call, session, seq);
-        } else {
-            self.calls.remove(call);
+        match waits {
+            Some(seq) => {
+                self.calls.wait(call, session, seq);
+                self.outputs.push(Output::CallWaits(call, response));
+            }
+            None => {
+                self.calls.remove(call);
+                self.outputs.push(Output::Called(call, response));
+            }
         }
-        self.outputs.push(Output::Called(call, response));
     }
 
     /// Answers the calls that wait for a request of the session, which is granted or has ended.
     pub(super) fn answer_waiting(&mut self, session: SessionId, seq: Seq, what: &What) {
+        if seq == Seq(0) {
+            return;
+        }
+        self.answer_poll(session, seq, what);
         for call in self.calls.waiting(session, seq..=seq) {
             let what = Some(what.clone());
             self.answer_call(call, v1::ServerItem { session: session.0, seq: seq.0, what });

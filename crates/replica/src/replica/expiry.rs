@@ -132,6 +132,7 @@ impl Replica {
             if let Some(lease) = self.book.lease_mut(session) {
                 lease.ending = false;
                 self.book.again(session);
+                self.poll_again(session);
             }
         }
     }

@@ -27,6 +27,7 @@ mod propose;
 mod questions;
 mod quorum_reads;
 mod quotas;
+mod session_polls;
 mod snapshots;
 mod streams;
 mod transfer;

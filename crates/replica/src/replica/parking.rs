@@ -121,7 +121,7 @@ fn request_bytes(request: &Request) -> usize {
 fn call_bytes(called: &SessionCall) -> usize {
     match &called.request {
         CallRequest::Open(open) => open.label.len(),
-        CallRequest::KeepAlive { .. } => 0,
+        CallRequest::KeepAlive { poll, .. } => poll.bytes(),
         CallRequest::Command { command, .. } => size(command),
     }
 }

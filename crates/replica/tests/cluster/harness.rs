@@ -466,7 +466,9 @@ impl Node {
                 Output::Peer(to, messages) => sent.push((to, messages)),
                 Output::Items(stream, items) => self.heard.entry(stream).or_default().extend(items),
                 Output::EndStream(stream, end) => drop(self.ended.insert(stream, end)),
-                Output::Called(call, response) => self.called.entry(call).or_default().push(response),
+                Output::Called(call, response) | Output::CallWaits(call, response) => {
+                    self.called.entry(call).or_default().push(response);
+                }
                 Output::CallEnded(call, end) => drop(self.ended_calls.insert(call, end)),
                 Output::Answer(ask, answer) => drop(self.answers.insert(ask, answer)),
                 Output::Drain(number) => events.push(Event::Drained(number)),

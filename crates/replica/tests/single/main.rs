@@ -7,5 +7,6 @@ mod harness;
 mod items;
 mod quotas;
 mod requests;
+mod session_polls;
 mod snapshots;
 mod watch;

@@ -11,7 +11,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::Front;
 use super::calls::Ask;
-use super::sessions::call_ended;
+use super::sessions::{CallAnswer, call_ended};
 use super::transport::Acceptor;
 use crate::inbox::{Outbox, ReplicaStatus};
 
@@ -82,7 +82,12 @@ impl Pump {
                         stream.end(end);
                     }
                 }
-                Output::Called(call, response) => registry.deliver_call(call, response),
+                Output::Called(call, response) => {
+                    registry.deliver_call(call, CallAnswer { response, waits: false });
+                }
+                Output::CallWaits(call, response) => {
+                    registry.deliver_call(call, CallAnswer { response, waits: true });
+                }
                 Output::CallEnded(call, end) => registry.end_call(call, Err(call_ended(&end))),
                 Output::OverQuota(from, text) => {
                     if let Some(caller) = registry.caller(from) {

@@ -34,7 +34,7 @@ fn weight(event: &Event) -> usize {
         Event::Frame(_, requests) => requests.iter().map(request_weight).sum::<usize>().max(1),
         Event::Called(_, called) => match &called.request {
             CallRequest::Open(open) => 1 + open.label.len() / 64,
-            CallRequest::KeepAlive { .. } => 1,
+            CallRequest::KeepAlive { poll, .. } => 1 + poll.bytes() / 64,
             CallRequest::Command { command, .. } => 1 + command.content_bytes() / 64,
         },
         Event::Asked(

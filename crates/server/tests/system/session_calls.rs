@@ -47,7 +47,8 @@ impl CallingClient {
         poll_ms: u64,
     ) -> Result<v1::SessionCallResponse, Status> {
         let item = v1::ClientItem { session, what: Some(what) };
-        let asked = v1::SessionCallRequest { secret: self.secret.to_vec(), item: Some(item), poll_ms };
+        let secret = self.secret.to_vec();
+        let asked = v1::SessionCallRequest { secret, item: Some(item), poll_ms, ..Default::default() };
         let mut request = Request::new(asked);
         if let Some(token) = &self.token {
             request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
@@ -312,7 +313,7 @@ async fn call_that_is_none_is_refused_in_words() {
     assert!(refused(0, client_item::What::Open(lingers), 0).await.contains("linger"));
     let short = CallingClient { secret: SECRET, ..caller.clone() };
     let item = v1::ClientItem { session: caller.session, what: Some(keep_alive()) };
-    let asked = v1::SessionCallRequest { secret: vec![1, 2, 3], item: Some(item), poll_ms: 0 };
+    let asked = v1::SessionCallRequest { secret: vec![1, 2, 3], item: Some(item), ..Default::default() };
     let status = short.calls.clone().session_call(asked).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
     assert!(matches!(caller.keep_alive().await, What::KeptAlive(_)), "the session is as before");

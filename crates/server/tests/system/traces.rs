@@ -251,7 +251,7 @@ async fn wait_that_another_call_gives_up_is_traced_as_a_wait() {
     let calls = server.calls().await;
     let call = async |session, what, poll_ms| {
         let item = Some(v1::ClientItem { session, what: Some(what) });
-        let call = v1::SessionCallRequest { secret: vec![8; 16], item, poll_ms };
+        let call = v1::SessionCallRequest { secret: vec![8; 16], item, poll_ms, ..Default::default() };
         calls.clone().session_call(call).await.unwrap().into_inner().item.unwrap()
     };
     let open = v1::OpenSession { secret: vec![8; 16], ttl_ms: 30_000, ..v1::OpenSession::default() };

@@ -286,7 +286,7 @@ impl SimClient {
                     self.carrier.received(now, carried, vec![item], &mut outcomes);
                 }
                 // This client makes no calls.
-                Down::Called(_) => {}
+                Down::Called { .. } => {}
                 Down::Closed => {
                     self.stream = None;
                     self.counts();

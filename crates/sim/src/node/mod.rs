@@ -6,12 +6,14 @@
 //! run, and unread input accumulates.
 //!
 //! `start.rs`: start and crash. `form.rs`: bootstrap and joining. `handshake.rs`: handshake and admission.
-//! `armed.rs`: faults at certain moments. `sockets.rs`: input. `turn.rs`: the event loop.
+//! `armed.rs`: faults at certain moments. `sockets.rs`: input. `turn.rs`: the event loop. `polls.rs`: a check of
+//! calls that wait.
 
 mod addresses;
 mod armed;
 mod form;
 mod handshake;
+mod polls;
 mod sockets;
 mod start;
 mod turn;
@@ -35,6 +37,7 @@ pub(crate) use armed::Arm;
 use form::Forming;
 use handshake::Directory;
 use lockkeeper_wire::store::Founding;
+use polls::Polls;
 pub(crate) use start::TOKENS_ABOVE;
 
 /// How often work for a stopped node is retried until the node runs again.
@@ -82,6 +85,7 @@ struct NodeProcess {
     inbox: VecDeque<Event>,
     barriers: Vec<Barrier>,
     writes: VecDeque<Pending>,
+    polls: Polls,
     /// Received snapshots that the replica has neither installed nor discarded, by index.
     incoming: BTreeMap<u64, (BulkId, Sealed<MemoryDisk>)>,
     /// The whole process is stopped until this time.

@@ -1,7 +1,9 @@
 //! A node's input: client sockets, which are read one by one, and peer sockets, which the event loop reads.
 
-use lockkeeper_core::Usage;
-use lockkeeper_replica::{CallId, CallRequest, Event, Received, SessionCall, StreamCloseCause, StreamId};
+use lockkeeper_core::{Seq, Usage};
+use lockkeeper_replica::{
+    CallId, CallRequest, Event, Received, SessionCall, SessionPoll, StreamCloseCause, StreamId,
+};
 use lockkeeper_wire::request::{Request, Secret};
 use lockkeeper_wire::v1;
 
@@ -49,10 +51,14 @@ impl SimNode {
         for packet in process.sockets.remove(&stream).unwrap_or_default() {
             let event = match packet {
                 Up::Open => Event::StreamOpened { stream, identity: Box::default(), quota: Usage::UNLIMITED },
-                Up::Closed if is_call => Event::CallDropped(CallId(stream.0)),
+                Up::Closed if is_call => {
+                    process.polls.end(CallId(stream.0));
+                    Event::CallDropped(CallId(stream.0))
+                }
                 Up::Closed => Event::StreamClosed { stream, cause: StreamCloseCause::Client },
                 Up::Call(call) => match call_request(call) {
                     Some(request) => {
+                        process.polls.called(CallId(stream.0), &request);
                         let called = SessionCall { identity: "".into(), quota: Usage::UNLIMITED, request };
                         Event::Called(CallId(stream.0), Box::new(called))
                     }
@@ -143,7 +149,13 @@ impl SimNode {
 /// The request of a call, as the front of a node makes it.
 fn call_request(call: v1::SessionCallRequest) -> Option<CallRequest> {
     let request = Request::try_from(call.item?).ok()?;
-    CallRequest::new(request, Secret::from_wire(&call.secret).ok()?)
+    let mut request = CallRequest::new(request, Secret::from_wire(&call.secret).ok()?)?;
+    if let CallRequest::KeepAlive { poll, .. } = &mut request {
+        let seqs = |list: Vec<u64>| list.into_iter().map(Seq).collect();
+        let (waiting, known) = (seqs(call.waiting), seqs(call.known));
+        *poll = SessionPoll { waiting, known, waits: call.poll_ms > 0 };
+    }
+    Some(request)
 }
 
 impl NodeProcess {

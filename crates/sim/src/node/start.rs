@@ -147,6 +147,7 @@ impl SimNode {
             inbox: VecDeque::new(),
             barriers: Vec::new(),
             writes: VecDeque::new(),
+            polls: super::Polls::default(),
             incoming: BTreeMap::new(),
             stopped_until: 0,
             loop_until: 0,

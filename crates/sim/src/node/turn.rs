@@ -235,11 +235,18 @@ impl SimNode {
                     core.send_down(stream, Down::End(end));
                     core.send_down(stream, Down::Closed);
                 }
+                Output::CallWaits(call, response) => {
+                    core.oracle.called(core.now, self.id, call, &response);
+                    process.polls.begin(call, process.replica.table());
+                    core.send_down(StreamId(call.0), Down::Called { response, waits: true });
+                }
                 Output::Called(call, response) => {
                     core.oracle.called(core.now, self.id, call, &response);
-                    core.send_down(StreamId(call.0), Down::Called(response));
+                    process.polls.end(call);
+                    core.send_down(StreamId(call.0), Down::Called { response, waits: false });
                 }
                 Output::CallEnded(call, end) => {
+                    process.polls.end(call);
                     core.oracle.ended(self.id, StreamId(call.0));
                     core.send_down(StreamId(call.0), Down::End(end));
                 }
@@ -297,6 +304,11 @@ impl SimNode {
                     }
                 }
             }
+        }
+        if let Some((session, missed)) = process.polls.missed(process.replica.table())
+            && core.oracle.may_answer_call(self.id, session)
+        {
+            return core.broken("P7", &missed);
         }
         for bulk in offers {
             let Some(hello) = self.hello(bulk.offer.to, Lane::Snapshot) else { continue };

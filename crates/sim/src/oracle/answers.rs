@@ -113,8 +113,21 @@ impl Oracle {
             .called(node, term, call, log)
             .and_then(|()| nodes[index_of(node)].silence.may_answer_call(item.session))
             .and_then(|()| self.replies.item(item, &self.history, has));
+        let granted = response.granted.iter().map(|it| v1::ServerItem {
+            session: item.session,
+            seq: it.seq,
+            what: it.grant.clone().map(What::Granted),
+        });
+        let verdict = granted.fold(verdict, |verdict, item| {
+            verdict.and_then(|()| self.replies.item(&item, &self.history, has))
+        });
         self.nodes[index_of(node)].silence.renewed_by_call(item.session);
         self.judge(now, verdict);
+    }
+
+    /// Whether a node may answer the calls of a session, as far as its end goes.
+    pub(crate) fn may_answer_call(&self, node: Id, session: u64) -> bool {
+        self.nodes[index_of(node)].silence.may_answer_call(session).is_ok()
     }
 
     /// To be called when a client has received an answer to a call: it may consider its session live until

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use lockkeeper_core::{Command, Seq, SessionId};
 use lockkeeper_replica::StreamId;
 use lockkeeper_wire::request::{Request, Secret};
-use lockkeeper_wire::v1::{self, server_item::What};
+use lockkeeper_wire::v1::{self, client_item, server_item::What};
 
 use super::{RawClient, WRONG_SECRET, item};
 use crate::clock::{MS, Nanos};
@@ -54,7 +54,15 @@ impl RawClient {
             _ => again.unwrap_or_else(|| keep_alive.into()),
         };
         // An `open` has its secret in the item.
-        let call = v1::SessionCallRequest { secret: secret.0.to_vec(), item: Some(item), poll_ms: 0 };
+        let mut call =
+            v1::SessionCallRequest { secret: secret.0.to_vec(), item: Some(item), ..Default::default() };
+        if matches!(&call.item, Some(item) if matches!(item.what, Some(client_item::What::KeepAlive(_)))) {
+            call.poll_ms = core.dice.below(2);
+            call.waiting = self.request.iter().map(|(seq, _)| *seq).collect();
+            if core.dice.chance(20) {
+                call.known = call.waiting.clone();
+            }
+        }
         let of_stream = self.stream.and_then(|stream| core.net.lines.get(&stream)).map(|line| line.node);
         let node = of_stream.filter(|_| core.dice.chance(70));
         let node = node.unwrap_or_else(|| core.dice.pick(&core.present));
@@ -71,7 +79,9 @@ impl RawClient {
         let Some(PendingCall { session, sent, is_theft }) = self.calls.remove(&line) else {
             return Some(packet);
         };
-        let Down::Called(v1::SessionCallResponse { item: Some(item), .. }) = packet else {
+        let Down::Called { response: v1::SessionCallResponse { item: Some(item), granted, .. }, waits } =
+            packet
+        else {
             // Its command is sent again on the next stream.
             self.hang_up(core);
             return None;
@@ -87,12 +97,17 @@ impl RawClient {
         if !is_refused && item.session == session {
             core.oracle.renewed(core.now, session, sent + self.ttl / 100 * 98);
         }
-        if matches!(item.what, Some(What::Queued(_))) {
+        if waits {
             self.calls.insert(line, PendingCall { session, sent, is_theft });
         } else {
             core.hang_up(line);
         }
+        let session = item.session;
         self.hears_by_call(core, item);
+        for it in granted {
+            let what = it.grant.map(What::Granted);
+            self.hears_by_call(core, v1::ServerItem { session, seq: it.seq, what });
+        }
         None
     }
 

@@ -531,8 +531,18 @@ pub struct SessionCallRequest {
     pub item: ::core::option::Option<ClientItem>,
     /// How long to wait for a request that is queued, at most 60,000; 0: not at all. The answer after that time is `queued`.
     /// The request stays in the queue; the same call again waits further, and a `finish` leaves the queue.
+    /// A `keep_alive` waits so long until `granted`, `revoked` or `ended` of its answer has an entry. The lease counts from
+    /// when the call was sent. Of the calls of a session that wait so, the latest waits on: it makes an earlier one answer.
     #[prost(uint64, tag = "3")]
     pub poll_ms: u64,
+    /// With a `keep_alive`: the requests that were queued, at most 4,096. The answer names those that are not queued any
+    /// more, in `granted` or `ended`. Seqs that the service has not received yet are ignored.
+    #[prost(uint64, repeated, tag = "4")]
+    pub waiting: ::prost::alloc::vec::Vec<u64>,
+    /// With a `keep_alive`: the requests that the client knows to be revoked or ended, at most 4,096. The answer leaves them
+    /// out.
+    #[prost(uint64, repeated, tag = "5")]
+    pub known: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SessionCallResponse {
@@ -547,6 +557,16 @@ pub struct SessionCallResponse {
     /// (R3); not all, if there are very many.
     #[prost(message, repeated, tag = "3")]
     pub ended: ::prost::alloc::vec::Vec<EndedRequest>,
+    /// Those of `waiting` that hold; at most 1,024: call again, without these, for more.
+    #[prost(message, repeated, tag = "4")]
+    pub granted: ::prost::alloc::vec::Vec<GrantedRequest>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GrantedRequest {
+    #[prost(uint64, tag = "1")]
+    pub seq: u64,
+    #[prost(message, optional, tag = "2")]
+    pub grant: ::core::option::Option<Granted>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EndedRequest {

@@ -116,8 +116,7 @@ async fn dead_readers_make_room() {
             }
         });
         let joined = joined.await.expect("the dead readers stay");
-        let tokens: Vec<_> =
-            lives.inspect("x").await.unwrap().holds.iter().map(|held| held.token).collect();
+        let tokens: Vec<_> = lives.inspect("x").await.unwrap().holds.iter().map(|held| held.token).collect();
         assert!(tokens.contains(&lives_on.token_hint()) && tokens.contains(&joined.token_hint()));
         assert!(joined.token_hint() > dead.iter().filter_map(|dead| dead.token_hint()).max());
         let writes = lives.rw("x").write();

@@ -241,7 +241,7 @@ async fn a_lock_with_all_of_its_permits_held_can_be_inspected() {
             Err(error) => assert!(Instant::now() < deadline, "{error}"),
         }
     };
-    assert_eq!((info.hold_count, info.limit), (65_536, Some(65_536)));
-    let shown = info.holds.iter().filter(|holder| !holder.owner.is_empty()).count();
+    assert_eq!((info.hold_count, info.permits), (65_536, Some(65_536)));
+    let shown = info.holds.iter().filter(|holder| !holder.label.is_empty()).count();
     assert_eq!(shown, 2049);
 }

@@ -35,7 +35,7 @@ async fn inspection_needs_only_a_majority() {
     until("holder and waiter are shown", async || {
         // The three servers left must all answer in time, which one of them may fail to do on a busy machine.
         let info = one.inspect(NAME).await.ok()?;
-        let shown = info.holds.first().is_some_and(|holder| holder.owner.starts_with("one"));
+        let shown = info.holds.first().is_some_and(|holder| holder.label.starts_with("one"));
         (shown && info.waiter_count == 1 && info.waiters[0].owner.starts_with("two")).then_some(())
     })
     .await;

@@ -7,7 +7,7 @@ use lockkeeper_wire::store::{Founding, Member};
 use lockkeeper_wire::v1::{self, server_item::What};
 
 use super::*;
-use crate::event::StreamCloseCause;
+use crate::event::{SessionPoll, StreamCloseCause};
 use crate::members::Members;
 use crate::replica::{Config, ENDS_PER_PART, Recovered, TAIL_BYTES, TICK, TURN_VISITS_MAX};
 
@@ -28,7 +28,8 @@ fn opened(stream: StreamId) -> Event {
 }
 
 fn called(call: u64) -> Event {
-    let request = CallRequest::KeepAlive { session: SessionId(1), secret: Secret([7; 16]), id: 1 };
+    let (session, secret) = (SessionId(1), Secret([7; 16]));
+    let request = CallRequest::KeepAlive { session, secret, id: 1, poll: SessionPoll::default() };
     let called = SessionCall { identity: "".into(), quota: Usage::UNLIMITED, request };
     Event::Called(CallId(call), Box::new(called))
 }

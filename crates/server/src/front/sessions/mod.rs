@@ -8,7 +8,7 @@ mod stream;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use lockkeeper_places::{Places, TakenPlace};
+use lockkeeper_places::Places;
 use lockkeeper_replica::{CallId, Event, Requester, StreamId};
 use lockkeeper_wire::v1::StreamEndReason;
 use parking_lot::{Mutex, MutexGuard};
@@ -21,13 +21,16 @@ use crate::access::Identity;
 use crate::observe;
 use crate::traces::TraceArrivals;
 use session_calls::WaitingCall;
-pub(super) use session_calls::{POLL_MAX, call_ended};
+pub(super) use session_calls::{CallAnswer, POLL_MAX, call_ended};
 use stream::SessionStream;
 pub(super) use stream::StreamResponses;
 pub(super) use stream::stream_end;
 
-/// Maximum number of session streams and session calls at a node; at most half of them of one identity.
+/// Maximum number of session streams at a node; at most half of them of one identity.
 const STREAMS_MAX: usize = 1 << 16;
+/// Maximum number of session calls in progress at a node; at most half of them of one identity. More than of
+/// streams, since a stream carries many sessions, and every session without one may have a call that waits.
+const CALLS_MAX: usize = 1 << 18;
 
 /// The sessions that clients have at this node.
 pub(super) struct ClientSessions {
@@ -35,8 +38,10 @@ pub(super) struct ClientSessions {
     callers: Arc<Callers>,
     /// `None`: acquires are not traced.
     traced: Option<Arc<TraceArrivals>>,
-    /// Limits the session streams and session calls, by the identity of the client.
+    /// Limits the session streams, by the identity of the client.
     places: Arc<Places<Identity>>,
+    /// Limits the session calls, likewise.
+    call_places: Arc<Places<Identity>>,
     registry: Mutex<StreamRegistry>,
 }
 
@@ -61,8 +66,8 @@ impl ClientSessions {
         callers: Arc<Callers>,
         traced: Option<Arc<TraceArrivals>>,
     ) -> Arc<Self> {
-        let (places, registry) = (Places::new(STREAMS_MAX), Mutex::default());
-        Arc::new(Self { replica, callers, traced, places, registry })
+        let (places, call_places) = (Places::new(STREAMS_MAX), Places::new(CALLS_MAX));
+        Arc::new(Self { replica, callers, traced, places, call_places, registry: Mutex::default() })
     }
 
     /// Opens a stream of requests of the caller's sessions, and reads it.
@@ -74,7 +79,7 @@ impl ClientSessions {
         connection: &Arc<Connection>,
         caller: Caller,
     ) -> Result<Arc<SessionStream>, Status> {
-        let place = self.stream_place(&caller)?;
+        let place = self.callers.place("streams of sessions", &self.places, &caller)?;
         let stream = SessionStream::new(StreamId(self.replica.next_id()), connection.clone(), caller, place);
         let caller = &stream.caller().identity;
         let (identity, quota) = (caller.as_str().into(), self.callers.access.quota(caller));
@@ -84,10 +89,6 @@ impl ClientSessions {
         drop(registry);
         self.replica.push_from(&stream.source, Event::StreamOpened { stream: stream.id, identity, quota });
         Ok(stream)
-    }
-
-    fn stream_place(&self, caller: &Caller) -> Result<TakenPlace<Identity>, Status> {
-        self.callers.place("streams of sessions", &self.places, caller)
     }
 
     /// Sends the quotas of the current files to the replica. Without permissions they never change.

@@ -4,6 +4,7 @@
 use std::io::{Read as _, Write as _};
 
 use lockkeeper_replica::CallId;
+use lockkeeper_wire::v1::server_item::What;
 
 use super::*;
 use crate::front::paths::SESSION_CALL;
@@ -22,7 +23,13 @@ fn call_of(stream: u32, what: v1::client_item::What, poll_ms: u64) -> Vec<u8> {
     }
     head(&mut bytes, stream, SESSION_CALL);
     let item = Some(v1::ClientItem { session: 1, what: Some(what) });
-    put(&mut bytes, 0, 1, stream, &message(&v1::SessionCallRequest { secret: vec![7; 16], item, poll_ms }));
+    put(
+        &mut bytes,
+        0,
+        1,
+        stream,
+        &message(&v1::SessionCallRequest { secret: vec![7; 16], item, poll_ms, ..Default::default() }),
+    );
     bytes
 }
 
@@ -52,7 +59,9 @@ fn id(event: &Event) -> CallId {
 fn answer(rig: &Rig, call: CallId, what: v1::server_item::What) {
     let item = Some(v1::ServerItem { session: 1, seq: 1, what: Some(what) });
     let response = v1::SessionCallResponse { item, ..v1::SessionCallResponse::default() };
-    rig.outbox.put(&mut vec![Output::Called(call, response)], ReplicaStatus::Ready);
+    let waits = matches!(&response.item, Some(item) if matches!(item.what, Some(What::Queued(_))));
+    let output = if waits { Output::CallWaits } else { Output::Called };
+    rig.outbox.put(&mut vec![output(call, response)], ReplicaStatus::Ready);
 }
 
 fn queued() -> v1::server_item::What {

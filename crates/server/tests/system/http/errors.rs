@@ -19,6 +19,7 @@ async fn bad_calls_are_refused_in_words() {
         ("/v1/locks/a".to_owned(), body)
     };
     let at = |path: &str, body: Value| (path.to_owned(), body);
+    let keep_alive = format!("/v1/sessions/{session}/keep-alive");
     // What is posted, and the status, the code and a word of the answer.
     let posts = [
         (lock(json!({ "wait": true, "poll_ms": 60_001 })), 400, "invalid-argument", "60001"),
@@ -39,6 +40,9 @@ async fn bad_calls_are_refused_in_words() {
         (at("/v1/locks/a", json!({ "request": 1 })), 400, "invalid-argument", "session"),
         (at("/v1/sessions", json!({ "ttl_ms": 5 })), 400, "invalid-argument", "1000"),
         (at("/v1/sessions/none/keep-alive", json!({})), 400, "invalid-argument", "none"),
+        (at(&keep_alive, json!({ "poll_ms": 60_001 })), 400, "invalid-argument", "60001"),
+        (at(&keep_alive, json!({ "waiting": vec![1; 4_097] })), 400, "invalid-argument", "4096"),
+        (at(&keep_alive, json!({ "wait": true })), 400, "invalid-argument", "wait"),
         (at("/v1/set-limit", json!({ "name": "a" })), 400, "invalid-argument", "permits"),
         (
             at("/v1/break", json!({ "name": "a", "token": 0, "reason": "x" })),

@@ -3,6 +3,7 @@
 mod client;
 mod errors;
 mod operators;
+mod polls;
 mod secured;
 
 use std::collections::BTreeMap;

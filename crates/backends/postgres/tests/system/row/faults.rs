@@ -138,10 +138,8 @@ async fn lost_answers_cause_no_second_grant_and_leave_nothing_behind() {
         faults.lose_calls(round % 2);
         // The release may be ambiguous, but the hold must end.
         let _ = held.release().await;
-        until("it is given back", async || {
-            inspect(&operator, "lossy").await.holds.is_empty().then_some(())
-        })
-        .await;
+        until("it is given back", async || inspect(&operator, "lossy").await.holds.is_empty().then_some(()))
+            .await;
     }
     faults.lose_answers(0);
     faults.lose_calls(0);

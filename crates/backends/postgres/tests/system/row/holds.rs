@@ -184,7 +184,7 @@ async fn a_hold_that_stays_closed_is_opened_by_a_break_now_only() {
     held.release().await.unwrap();
     let shown = holder(&locks, "closed").await;
     assert!(matches!(shown.state, HolderState::Closed { left } if left > 3000 * SECOND), "{shown:?}");
-    assert_eq!(shown.owner, "");
+    assert_eq!(shown.label, "");
     assert_eq!(locks.break_hold(waits).await.unwrap(), Broken::StillClosed);
     assert!(locks.mutex("closed").try_acquire().await.unwrap().is_none());
     assert_eq!(locks.break_hold(now).await.unwrap(), Broken::Done);
@@ -208,7 +208,7 @@ async fn a_listing_contains_the_name_and_the_names_below_it() {
     assert_eq!(listed("b").await, ["b/ü"]);
     assert_eq!(locks.list(None).await.unwrap().len(), names.len());
     let shown = holder(&locks, "a/b").await;
-    assert_eq!((shown.owner.as_str(), shown.meta), ("client", vec![("job".to_owned(), "a/b".to_owned())]));
+    assert_eq!((shown.label.as_str(), shown.meta), ("client", vec![("job".to_owned(), "a/b".to_owned())]));
     assert_eq!(shown.token, held[1].token_hint());
     drop(held);
     until("all are given back", async || locks.list(None).await.unwrap().is_empty().then_some(())).await;

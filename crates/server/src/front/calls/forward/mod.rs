@@ -37,9 +37,9 @@ use crate::inbox::ReplicaStatus;
 pub(in crate::front) use link::Links;
 use link::{ForwardError, ForwardedStream};
 
-/// Limit on a call's message, in bytes; the message is kept for forwarding. A break with the longest reason
-/// has a tenth of this.
-const CALL_BYTES_MAX: usize = 64 << 10;
+/// Limit on a call's message, in bytes; the message is kept for forwarding. The largest, a keep-alive that
+/// names 4,096 requests twice, has 90 KiB.
+const CALL_BYTES_MAX: usize = 128 << 10;
 /// How long a call waits while this node knows no leader: longer than an election takes at the default
 /// election time-out. After that the caller gets an error, since another node may know a leader.
 const LEADERLESS: Duration = Duration::from_secs(1);
