@@ -229,7 +229,7 @@ pub(super) struct LockItem {
     /// For how long other clients observe the version.
     pub(super) lease: Duration,
     /// The holders by owner; empty if the lock was released.
-    pub(super) holders: BTreeMap<String, ItemHolder>,
+    pub(super) holds: BTreeMap<String, ItemHolder>,
 }
 
 /// A holder, dead or alive.

@@ -39,7 +39,7 @@ const STEPS_MAX: usize = 10_000;
 #[derive(Clone, Debug, Default)]
 pub struct NameState {
     /// Live and closed holds.
-    pub holders: Vec<Seen>,
+    pub holds: Vec<Seen>,
     /// The first [`WAITERS_SHOWN`] waiters.
     pub waiters: Vec<WaiterInfo>,
     /// How many waiters there are.
