@@ -221,7 +221,7 @@ pub(super) async fn read(
 async fn holding(client: &Client, folder: &str) -> Result<Vec<SeenNode>, ZooKeeperFailure> {
     let children = children(client, folder, Instant::now() + LIMIT).await?;
     let queue = Contender::queue(&children);
-    let holders = queue[..holds(&queue)].iter();
+    let holders = queue[..holders(&queue)].iter();
     let paths = holders.map(|one| (format!("{folder}/{}", one.node), one.kind)).collect();
     let mut seen = read(client, paths, || Instant::now() + LIMIT).await?;
     seen.truncate(held(seen.iter()));
