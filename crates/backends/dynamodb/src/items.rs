@@ -153,7 +153,7 @@ impl Attributes {
             let holder = ItemHolder { token: holder.token.filter(|_| is_own), ..holder };
             holders.insert(owner.clone(), holder);
         }
-        Some(LockItem { name: text(item, &self.key)?, owner, version, lease, holders })
+        Some(LockItem { name: text(item, &self.key)?, owner, version, lease, holds: holders })
     }
 
     /// The name of the lock of an item with this key; `None` for the item of a token.
