@@ -17,7 +17,7 @@ struct LeaderNow(Option<lockkeeper::Leader>);
 
 impl IntoObject for LeaderNow {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let leader = self.0.map(|it| (it.token.map(lockkeeper::Token::get), it.owner, it.value));
+        let leader = self.0.map(|it| (it.token.map(lockkeeper::Token::get), it.label, it.value));
         Ok(leader.into_pyobject(py)?.into_any().unbind())
     }
 }

@@ -299,7 +299,7 @@ pub const ALL: &[Mutant] = &[
     },
     Mutant {
         name: "grant-not-polled",
-        place: MutantLocation::Replica(OfReplica::GrantNotPolled),
+        location: MutantLocation::Replica(OfReplica::GrantNotPolled),
         what: "a grant does not answer the call that waits for the session's requests",
         caught_by: &["P7"],
         seed: 0,

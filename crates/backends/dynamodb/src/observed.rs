@@ -81,7 +81,7 @@ mod tests {
             owner: "them".to_owned(),
             version: "1".to_owned(),
             lease: Duration::from_secs(10),
-            holders: [("a".to_owned(), holder("1")), ("b".to_owned(), holder("1"))].into(),
+            holds: [("a".to_owned(), holder("1")), ("b".to_owned(), holder("1"))].into(),
         };
         let start = BootInstant::now();
         let left = |item: &LockItem, seconds: u64| -> Vec<u64> {

@@ -166,7 +166,7 @@ async fn a_listing_contains_held_and_waited_for_locks() {
         all.iter().map(|info| (info.name.as_str(), info.holds.len(), info.waiter_count)).collect();
     assert_eq!(seen, [("jobs/foreign", 1, 1), ("jobs/slots", 1, 0), ("jobs/{a}/1", 1, 0)]);
     assert!(locks.list(Some("no")).await.unwrap().is_empty());
-    assert!(all[0].holds[0].owner.contains("theirs"), "{:?}", all[0]);
+    assert!(all[0].holds[0].label.contains("theirs"), "{:?}", all[0]);
     waiting.abort();
     drop((held, slot));
 }

@@ -43,7 +43,7 @@ async fn a_limit_other_than_the_one_in_use_is_refused_with_both() {
         panic!("not refused")
     };
     assert!(error.message.contains('3') && error.message.contains('5'), "{error}");
-    assert_eq!(locks.inspect("slots").await.unwrap().limit, Some(3));
+    assert_eq!(locks.inspect("slots").await.unwrap().permits, Some(3));
     let same = locks.semaphore_in_force("slots").acquire().await.unwrap();
     assert_eq!(same.slot(), Some(1));
     same.release().await.unwrap();

@@ -14,12 +14,12 @@ async fn a_holder_is_shown_only_if_a_majority_has_it() {
     let held = try_to_hold(&locks).await.expect("three of five are free");
     let info = locks.inspect(NAME).await.unwrap();
     assert_eq!(info.holds.len(), 1, "{info:?}");
-    assert!(info.holds[0].owner.starts_with("ours"), "{info:?}");
+    assert!(info.holds[0].label.starts_with("ours"), "{info:?}");
     assert_eq!(locks.list(None).await.unwrap().len(), 1);
     held.release().await.unwrap();
     set(&servers.0[2]);
     let info = locks.inspect(NAME).await.unwrap();
-    assert!(info.holds[0].owner.contains("somebody"), "{info:?}");
+    assert!(info.holds[0].label.contains("somebody"), "{info:?}");
     let busy = locks.mutex(NAME).wait(lockkeeper::Wait::No).acquire().await.unwrap_err().to_string();
     assert!(busy.contains("somebody"), "{busy}");
 }
@@ -36,7 +36,7 @@ async fn inspection_needs_only_a_majority() {
         // The three servers left must all answer in time, which one of them may fail to do on a busy machine.
         let info = one.inspect(NAME).await.ok()?;
         let shown = info.holds.first().is_some_and(|holder| holder.label.starts_with("one"));
-        (shown && info.waiter_count == 1 && info.waiters[0].owner.starts_with("two")).then_some(())
+        (shown && info.waiter_count == 1 && info.waiters[0].label.starts_with("two")).then_some(())
     })
     .await;
     held.release().await.unwrap();

@@ -44,7 +44,7 @@ async fn contenders_of_other_clients_are_waited_for_in_order() {
         assert!(!ours.is_finished(), "{prefix}");
         raw.delete(&waiter, None).await.unwrap();
         let ours = ours.await.unwrap();
-        assert!(locks.inspect(name).await.unwrap().holds[0].owner == "ours");
+        assert!(locks.inspect(name).await.unwrap().holds[0].label == "ours");
         raw.delete(&later, None).await.unwrap();
         ours.release().await.unwrap();
     }

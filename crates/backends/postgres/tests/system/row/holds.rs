@@ -99,7 +99,7 @@ async fn permits_have_slots_of_their_own_and_never_more_than_the_limit() {
     two.release().await.unwrap();
     let again = locks.semaphore_in_force("pool").acquire().await.unwrap();
     assert_eq!(again.slot(), Some(1), "the lowest that is free");
-    assert_eq!(inspect(&locks, "pool").await.limit, Some(3));
+    assert_eq!(inspect(&locks, "pool").await.permits, Some(3));
 }
 
 #[tokio::test]
@@ -172,7 +172,7 @@ async fn a_break_now_opens_the_lock_at_once_and_never_hits_a_later_hold() {
     assert_eq!(late, Broken::NotCurrent { live: vec![next.token_hint().unwrap()] });
     next.verify().await.unwrap();
     assert!(held.release().await.is_err());
-    assert_eq!(holder(&one, "broken").await.owner, "two");
+    assert_eq!(holder(&one, "broken").await.label, "two");
 }
 
 #[tokio::test]

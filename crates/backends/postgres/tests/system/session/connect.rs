@@ -225,7 +225,7 @@ async fn label_outside_the_database_encoding_is_accepted() {
     let locks = Locks::connect_as(&for_session(&at), "Łódź 😀").await.unwrap();
     let held = locks.mutex("a").acquire().await.unwrap();
     let shown = locks.inspect("a").await.unwrap();
-    assert!(shown.holds[0].owner.contains("Łódź 😀"), "{:?}", shown.holds[0]);
+    assert!(shown.holds[0].label.contains("Łódź 😀"), "{:?}", shown.holds[0]);
     held.release().await.unwrap();
 }
 

@@ -94,7 +94,7 @@ async fn foreign_locks_are_inspected_but_not_listed() {
     client.batch_execute("select pg_advisory_lock(763341982)").await.unwrap();
     let shown = locks.inspect(NAME).await.unwrap();
     assert_eq!(shown.holds.len(), 1);
-    assert!(shown.holds[0].owner.starts_with("reporting (process "), "{}", shown.holds[0].owner);
+    assert!(shown.holds[0].label.starts_with("reporting (process "), "{}", shown.holds[0].label);
     assert_eq!(shown.holds[0].token, None);
     assert!(locks.list(None).await.unwrap().is_empty(), "its name is not known");
     let lockkeeper::AcquireError::Busy(busy) =
@@ -117,7 +117,7 @@ async fn names_of_any_characters_and_length_are_locked_and_listed() {
         let listed = locks.list(None).await.unwrap();
         assert_eq!(listed.len(), 1, "{name}");
         assert_eq!(listed[0].name.as_str(), name);
-        assert_eq!(listed[0].holds[0].owner, "owner's \"label\" \\ */");
+        assert_eq!(listed[0].holds[0].label, "owner's \"label\" \\ */");
         assert_eq!(listed[0].holds[0].token, held.token_hint());
         held.release().await.unwrap();
     }

@@ -32,7 +32,7 @@ async fn held_and_waiting_connections_each_send_signs_of_life() {
     })
     .await;
     // The answers to the signs of life arrive with the grant, and disturb nothing.
-    let owner = direct.inspect("a").await.unwrap().holds[0].owner.clone();
+    let owner = direct.inspect("a").await.unwrap().holds[0].label.clone();
     assert!(!owner.is_empty() && !owner.contains("process"), "what the holder shows is kept: {owner}");
     held.release().await.unwrap();
     let next = waiting.await.unwrap().unwrap();

@@ -57,7 +57,7 @@ async fn repeats(alice: Locks, bob: Locks, tokens: bool) {
         assert_eq!((shown.holds.len(), shown.holds[0].token), (1, held.token_hint()), "{name}");
         assert!(if tokens { held.token_hint() > last } else { held.token_hint().is_none() }, "{last:?}");
         last = held.token_hint();
-        assert!(shown.holds[0].owner.contains("alice"), "{:?}", shown.holds[0]);
+        assert!(shown.holds[0].label.contains("alice"), "{:?}", shown.holds[0]);
         assert_eq!(shown.holds[0].meta, [("job".to_owned(), job.to_owned())]);
         for _ in 0..3 {
             assert!(bob.mutex(name).try_acquire().await.unwrap().is_none(), "{name}");
