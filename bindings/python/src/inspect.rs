@@ -18,16 +18,16 @@ use crate::process::Owned;
 /// The fields of `lockkeeper/_info.py`, by name.
 fn info<'py>(py: Python<'py>, lock: LockInfo) -> PyResult<Bound<'py, PyDict>> {
     let fields = PyDict::new(py);
-    let holds = lock.holders.into_iter().map(|hold| self::hold(py, hold)).collect::<PyResult<Vec<_>>>()?;
+    let holds = lock.holds.into_iter().map(|hold| self::hold(py, hold)).collect::<PyResult<Vec<_>>>()?;
     let waiters =
         lock.waiters.into_iter().map(|waiter| self::waiter(py, waiter)).collect::<PyResult<Vec<_>>>()?;
     fields.set_item("name", lock.name.as_str())?;
     fields.set_item("holds", holds)?;
-    fields.set_item("hold_count", lock.holder_count)?;
+    fields.set_item("hold_count", lock.hold_count)?;
     fields.set_item("waiters", waiters)?;
     fields.set_item("waiter_count", lock.waiter_count)?;
-    fields.set_item("permits", lock.limit)?;
-    fields.set_item("permits_stored", lock.limit_stored)?;
+    fields.set_item("permits", lock.permits)?;
+    fields.set_item("permits_stored", lock.permits_stored)?;
     Ok(fields)
 }
 
@@ -44,7 +44,7 @@ fn hold<'py>(py: Python<'py>, hold: HolderInfo) -> PyResult<Bound<'py, PyDict>> 
     fields.set_item("mode", hold.mode.to_string())?;
     fields.set_item("subtree", hold.subtree)?;
     fields.set_item("slot", hold.slot)?;
-    fields.set_item("label", hold.owner)?;
+    fields.set_item("label", hold.label)?;
     fields.set_item("identity", hold.identity)?;
     fields.set_item("held_for", hold.held_for.map(|time| time.as_secs_f64()))?;
     fields.set_item("state", state)?;
@@ -61,7 +61,7 @@ fn waiter<'py>(py: Python<'py>, waiter: WaiterInfo) -> PyResult<Bound<'py, PyDic
     fields.set_item("session", waiter.session)?;
     fields.set_item("mode", waiter.mode.to_string())?;
     fields.set_item("subtree", waiter.subtree)?;
-    fields.set_item("label", waiter.owner)?;
+    fields.set_item("label", waiter.label)?;
     fields.set_item("identity", waiter.identity)?;
     fields.set_item("meta", waiter.meta)?;
     Ok(fields)

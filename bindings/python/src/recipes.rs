@@ -12,12 +12,12 @@ use crate::locks::{Either, NativeLocks, with};
 use crate::options::{Options, seconds};
 use crate::process::Owned;
 
-/// A leader: its token, its owner, and its value.
+/// A leader: its token, its label, and its value.
 struct LeaderNow(Option<lockkeeper::Leader>);
 
 impl IntoObject for LeaderNow {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let leader = self.0.map(|it| (it.token.map(lockkeeper::Token::get), it.owner, it.value));
+        let leader = self.0.map(|it| (it.token.map(lockkeeper::Token::get), it.label, it.value));
         Ok(leader.into_pyobject(py)?.into_any().unbind())
     }
 }
