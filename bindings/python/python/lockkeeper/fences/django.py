@@ -38,7 +38,9 @@ def fenced_atomic(
     from django.db import connections, transaction
 
     connection = connections[using or "default"]
-    with transaction.atomic(using=using, durable=durable):
+    # Django has no types.
+    atomic: Any = transaction.atomic
+    with atomic(using=using, durable=durable):
         if connection.vendor == "postgresql":
             getattr(postgres, action)(connection, resource, token, mode=mode, slot=slot)
         elif connection.vendor == "sqlite":

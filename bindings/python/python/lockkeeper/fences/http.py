@@ -179,7 +179,6 @@ class _Body:
 
     def close(self) -> None:
         try:
-            if hasattr(self._body, "close"):
-                self._body.close()
+            getattr(self._body, "close", lambda: None)()
         finally:
             self._admitted.end()
