@@ -56,7 +56,7 @@ def kazoo(url: str, name: str) -> Callable[[], None]:
 
     client = KazooClient(urlsplit(url).netloc)
     client.start()
-    lock = client.Lock(name)
+    lock = client.Lock("/" + name)
 
     def pair() -> None:
         lock.acquire()
@@ -69,7 +69,7 @@ CLIENTS = {"lockkeeper": lockkeeper, "redis-py": redis_py, "python-redis-lock": 
 
 
 def in_threads(make: Callable[[str, str], Callable[[], None]], url: str, clients: int, seconds: float) -> list[float]:
-    pairs = [make(url, f"/bench/{number}") for number in range(clients)]
+    pairs = [make(url, f"bench/{number}") for number in range(clients)]
     times: list[float] = []
     end = time.perf_counter() + seconds
 
@@ -94,7 +94,7 @@ async def in_tasks(url: str, clients: int, seconds: float) -> list[float]:
     end = time.perf_counter() + seconds
 
     async def run(number: int) -> None:
-        lock = locks.mutex(f"/bench/{number}")
+        lock = locks.mutex(f"bench/{number}")
         while (begin := time.perf_counter()) < end:
             await (await lock.acquire()).release()
             times.append(time.perf_counter() - begin)
