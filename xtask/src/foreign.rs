@@ -89,6 +89,9 @@ struct Set {
 /// The folder of the emulators of S3 and DynamoDB.
 pub(crate) const AWS: &str = "pypi-aws";
 
+/// The folder of the program that makes Python wheels.
+pub(crate) const MATURIN: &str = "pypi-maturin";
+
 /// All libraries that the tests need. A test that needs another library adds it here.
 const SETS: &[Set] = &[
     Set {
@@ -120,7 +123,7 @@ const SETS: &[Set] = &[
             // Needed by moto's DynamoDB.
             Library { name: "py-partiql-parser", version: "0.6.3", used_by: "the same" },
         ],
-        packages: &[DYNAMODB, LIBRARY, FENCE, RIG],
+        packages: &[DYNAMODB, LIBRARY, FENCE, PYTHON, RIG],
     },
     Set {
         folder: "pypi-http",
@@ -139,8 +142,19 @@ const SETS: &[Set] = &[
             Library { name: "sqlalchemy", version: "2.1.9", used_by: "the same" },
             // Needed by SQLAlchemy's asyncio.
             Library { name: "greenlet", version: "3.5.6", used_by: "the same" },
-            Library { name: "django", version: "5.2.19", used_by: "the same" },
+            Library { name: "django", version: "5.2.19", used_by: "its fences and examples" },
+            Library { name: "redis", version: "8.1.0", used_by: "its Redis fence" },
+            Library { name: "celery", version: "5.7.0", used_by: "its examples" },
+            Library { name: "apscheduler", version: "3.11.3", used_by: "the same" },
+            Library { name: "fastapi", version: "0.165.0", used_by: "the same" },
+            Library { name: "mypy", version: "2.4.1", used_by: "the check of its types" },
         ],
+        packages: &[PYTHON],
+    },
+    Set {
+        folder: MATURIN,
+        registry: PYPI,
+        libraries: &[Library { name: "maturin", version: "1.16.0", used_by: "the Python wheel" }],
         packages: &[PYTHON],
     },
     Set {
@@ -187,9 +201,16 @@ const SETS: &[Set] = &[
 /// is missing, this reads some small files and starts two programs.
 pub(crate) fn install(packages: &[String]) -> TaskResult {
     let sets: Vec<&Set> = SETS.iter().filter(|set| is_for(set.packages, packages)).collect();
-    if sets.is_empty() {
-        return Ok(());
-    }
+    if sets.is_empty() { Ok(()) } else { provide(sets) }
+}
+
+/// Installs the libraries of a set, if they are missing. Returns its folder.
+pub(crate) fn installed(folder: &str) -> TaskResult<PathBuf> {
+    provide(SETS.iter().filter(|set| set.folder == folder).collect())?;
+    Ok(root()?.join(folder))
+}
+
+fn provide(sets: Vec<&Set>) -> TaskResult {
     let root = root()?;
     let _turn = turn(&root)?;
     // Each waits for its registry most of the time.

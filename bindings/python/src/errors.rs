@@ -8,6 +8,9 @@ use lockkeeper::{
     AcquireError, BackendError, BackendErrorKind, ChangeError, ConnectError, HoldError, Lost, ReleaseError,
     Unsupported, VerifyError,
 };
+use lockkeeper_fence::dynamodb::DynamoDbError;
+use lockkeeper_fence::redis::RedisFenceError;
+use lockkeeper_fence::{MarksError, Refused};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
@@ -124,6 +127,50 @@ fn acquire_invalid(option: &str, value: &str, allowed: &str, text: &str) -> PyEr
     })
 }
 
+/// A refusal of a fence.
+pub(crate) fn refused(refused: &Refused) -> PyErr {
+    let text = refused.to_string();
+    match refused {
+        Refused::Stale { offered, highest } => exception("Stale", &text, &|fields| {
+            fields.set_item("token", offered.get())?;
+            fields.set_item("newest", highest.get())
+        }),
+        Refused::Repeated { token } => {
+            exception("Repeated", &text, &|fields| fields.set_item("token", token.get()))
+        }
+        _ => not_fenced(&text),
+    }
+}
+
+pub(crate) fn not_fenced(text: &str) -> PyErr {
+    exception("NotFenced", text, &none)
+}
+
+pub(crate) fn redis_fence(error: &RedisFenceError) -> PyErr {
+    let text = error.to_string();
+    match error {
+        RedisFenceError::Refused(refused) => self::refused(refused),
+        RedisFenceError::Failed { done, .. } => {
+            exception("EffectFailed", &text, &|fields| fields.set_item("done", done))
+        }
+        RedisFenceError::Unknown { .. } => exception("NoAnswer", &text, &none),
+        _ => not_fenced(&text),
+    }
+}
+
+pub(crate) fn dynamodb_fence(error: &DynamoDbError) -> PyErr {
+    match error {
+        DynamoDbError::Refused(refused) => self::refused(refused),
+        DynamoDbError::When { .. } => exception("ConditionFailed", &error.to_string(), &none),
+        _ => not_fenced(&error.to_string()),
+    }
+}
+
+/// The file of a fence's marks.
+pub(crate) fn marks(error: &MarksError) -> PyErr {
+    not_fenced(&error.to_string())
+}
+
 fn connect(error: &ConnectError) -> PyErr {
     match error {
         ConnectError::Url(error) => url(error),
@@ -133,7 +180,7 @@ fn connect(error: &ConnectError) -> PyErr {
     }
 }
 
-fn url(error: &UrlError) -> PyErr {
+pub(crate) fn url(error: &UrlError) -> PyErr {
     exception("InvalidUrl", &error.to_string(), &none)
 }
 

@@ -12,7 +12,7 @@ use crate::locks::{Either, NativeLocks, with};
 use crate::options::{Options, seconds};
 use crate::process::Owned;
 
-/// A leader: its token, its owner, and its value.
+/// A leader: its token, its label, and its value.
 struct LeaderNow(Option<lockkeeper::Leader>);
 
 impl IntoObject for LeaderNow {

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from pathlib import Path
 
 import lockkeeper
 import pytest
@@ -113,6 +114,34 @@ def test_lost_is_an_event(own: str, name: str) -> None:
     asyncio.run(main())
 
 
+def test_leader_is_cancelled_at_its_loss(own: str, name: str) -> None:
+    async def main() -> None:
+        election = (await aio.connect(own)).election(name, max_hold=0.2)
+        with pytest.raises(lockkeeper.LockLost):
+            async with await election.campaign():
+                await asyncio.sleep(60)
+
+    asyncio.run(main())
+
+
+def test_work_is_done_once(own: str, name: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        lock, records = (await aio.connect(own)).mutex(name), await aio.records(f"file://{tmp_path}/records")
+
+        async def work(guard: aio.Guard) -> bytes:
+            await asyncio.sleep(0)
+            return b"outcome"
+
+        results = await asyncio.gather(*[lock.once(name, records, work) for _ in range(8)])
+        assert sorted(result.is_new for result in results) == [False] * 7 + [True]
+        assert {result.outcome for result in results} == {b"outcome"}
+        lost = (await aio.connect(own)).mutex(name, max_hold=0.1)
+        with pytest.raises(lockkeeper.LockLost):
+            await lost.once(name + "/lost", records, lambda guard: asyncio.sleep(60, b""))
+
+    asyncio.run(main())
+
+
 def test_loops_come_and_go(own: str, name: str) -> None:
     async def connect() -> aio.Locks:
         return await aio.connect(own)
@@ -151,5 +180,15 @@ def test_recipes(own: str, name: str) -> None:
             with pytest.raises(lockkeeper.AcquireTimeout):
                 async with locks.mutex(name, wait=0.05):
                     pass
+            lock = (await locks.list(name))[0]
+            assert lock.holds[0].token == held.token
+            assert (await locks.check_token(name, held.token)).status == "current"
+            async for event in locks.watch(name):
+                if event.kind == "synced":
+                    break
+            broken = await locks.break_hold(name, held.token, reason="test", by="operator", now=True)
+            assert broken.outcome == "done"
+            await held.lost.wait()
+            assert (await locks.inspect(name)).holds == []
 
     asyncio.run(main())

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from pathlib import Path
 
 import lockkeeper
 import pytest
@@ -121,6 +122,65 @@ def test_modes(own: str, name: str) -> None:
         guard.downgrade()
         with locks.read(name):
             pass
+
+
+def test_inspection_and_break(own: str, name: str) -> None:
+    locks = lockkeeper.connect(own, label="first").fenced()
+    guard = locks.mutex(name, value=b"v", meta={"job": "test"}).acquire()
+    (lock,) = locks.list(name)
+    assert lock.name == locks.inspect(name).name == name
+    assert (lock.hold_count, lock.waiter_count, lock.permits) == (1, 0, None)
+    (hold,) = lock.holds
+    assert (hold.token, hold.label, hold.mode) == (guard.token, "first", "exclusive")
+    assert (hold.state, hold.value, hold.meta) == ("held", b"v", {"job": "test"})
+    assert locks.check_token(name, guard.token) == ("current", [])
+    assert locks.check_token(name, 2**53 - 1).status == "never-issued"
+    events = locks.watch(name)
+    assert [next(events).kind, next(events)] == ["state", ("synced", None)]
+    wrong = locks.break_hold(name, guard.token + 1, reason="test", by="operator")
+    assert wrong == ("not-current", [guard.token])
+    assert locks.break_hold(name, guard.token, reason="test", by="operator") == ("done", [])
+    assert guard.lost.wait(30)
+    with pytest.raises(lockkeeper.LockLost) as lost:
+        guard.check()
+    assert (lost.value.cause, lost.value.broken_by, lost.value.reason) == ("broken", "operator", "test")
+    with pytest.raises(lockkeeper.LockLost):
+        guard.release()
+    for event in events:
+        if event.lock is not None and not event.lock.holds:
+            break
+    with pytest.raises(lockkeeper.InvalidOption, match="token"):
+        locks.check_token(name, 0)
+
+
+def test_work_is_done_once(own: str, name: str, tmp_path: Path) -> None:
+    lock = lockkeeper.connect(own).fenced().mutex(name)
+    for url in [f"file://{tmp_path}/records", URLS["redis"].partition("?")[0]]:
+        records, done = lockkeeper.records(url), []
+
+        def work(guard: lockkeeper.FencedGuard) -> bytes:
+            done.append(guard.token)
+            return b"outcome"
+
+        def fail(guard: lockkeeper.FencedGuard) -> bytes:
+            raise KeyError("mine")
+
+        with pytest.raises(KeyError):
+            lock.once(name, records, fail)
+        assert lock.once(name, records, work) == (b"outcome", True)
+        assert lock.once(name, records, work) == (b"outcome", False)
+        assert len(done) == 1
+
+        def late(guard: lockkeeper.FencedGuard) -> bytes:
+            assert guard.lost.wait(30)
+            return b"late"
+
+        late_lock = lockkeeper.connect(own).fenced().mutex(name, max_hold=0.1)
+        assert late_lock.once(name + "/late", records, late) == (b"late", True), "it was done, and is recorded"
+    with pytest.raises(lockkeeper.InvalidOption, match="512"):
+        lock.once("k" * 513, records, work)
+    with pytest.raises(lockkeeper.InvalidOption, match="redis://"):
+        lockkeeper.records("etcd://127.0.0.1")
 
 
 def test_leaders_follow_each_other(own: str, name: str) -> None:

@@ -82,6 +82,8 @@ pub mod resource;
 pub mod rule;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(feature = "sqlite-marks")]
+pub mod sqlite_marks;
 #[cfg(feature = "store")]
 pub mod store;
 

@@ -39,23 +39,12 @@
 pub use rusqlite;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, TransactionBehavior, params};
 
-use lockkeeper_core::{Slot, Token};
+use lockkeeper_core::Token;
 
 use crate::resource::{BadResource, checked};
-use crate::rule::{Action, Marks, Pair, Passed, Refused, Section};
-
-/// The table that [`install`] creates: one row per resource (slot -1), and one per permit slot whose marks
-/// are above the base. The value 0 means that no token has passed.
-pub const SCHEMA_SQL: &str = "CREATE TABLE IF NOT EXISTS lockkeeper_fence_marks (
-    resource     TEXT    NOT NULL,
-    slot         INTEGER NOT NULL,
-    any_token    INTEGER NOT NULL,
-    writer_token INTEGER NOT NULL,
-    PRIMARY KEY (resource, slot)
-) WITHOUT ROWID";
-
-/// The slot of the base's row.
-const BASE: i64 = -1;
+use crate::rule::{Action, Marks, Passed, Refused, Section};
+pub use crate::sqlite_marks::SCHEMA_SQL;
+use crate::sqlite_marks::{self, BASE, Change, DELETE, DELETE_ALL, DamagedRow, LOCK, PUT, READ, changes};
 
 /// The `PRAGMA synchronous` level that makes a commit durable in every journal mode.
 const EXTRA: u8 = 3;
@@ -85,19 +74,12 @@ pub enum SqliteError {
     )]
     NotInstalled(#[source] rusqlite::Error),
     /// A row of the marks has values that no fence writes.
-    #[error(
-        "the marks of `{resource}` are damaged: slot {slot} has any_token {any}, writer_token {writer}. Stop all writers, \
-         find the last token granted (`lockkeeper check-token`), and call `reset` with it"
-    )]
+    #[error("{}", row.text(resource))]
     MarksCorrupt {
         /// The resource.
         resource: String,
-        /// The row's slot.
-        slot: i64,
-        /// The row's `any_token`.
-        any: i64,
-        /// The row's `writer_token`.
-        writer: i64,
+        /// The row.
+        row: DamagedRow,
     },
     /// `enter` was called while a transaction was open on the connection.
     #[error(
@@ -272,10 +254,8 @@ pub fn reset(connection: &mut Connection, resource: &str, to: Token) -> Result<(
     checked(resource)?;
     let failed = |error| means("the reset of the marks", error);
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
-    transaction
-        .execute("DELETE FROM lockkeeper_fence_marks WHERE resource = ?1", [resource])
-        .map_err(failed)?;
-    put(&transaction, resource, BASE, Pair { any: Some(to), writer: Some(to) })?;
+    transaction.execute(DELETE_ALL, [resource]).map_err(failed)?;
+    make(&transaction, resource, sqlite_marks::base(to))?;
     transaction.commit().map_err(failed)
 }
 
@@ -286,83 +266,36 @@ fn pass(
     section: Section,
 ) -> Result<(), SqliteError> {
     checked(resource)?;
-    // This write comes before the marks are read. In a DEFERRED transaction it takes the write lock, or fails
-    // if another connection committed a write after this transaction's first read. It rewrites the base row
-    // and the slot's row even if no mark rises: a transaction with a lower `synchronous` level may have
-    // raised these marks, and this commit makes them durable. `slot` is set because it is part of the key, so
-    // SQLite deletes and inserts the row; an update of other columns to equal values would write nothing.
     transaction
-        .prepare_cached(
-            "UPDATE lockkeeper_fence_marks SET slot = slot WHERE resource = ?1 AND slot IN (-1, ?2)",
-        )
+        .prepare_cached(LOCK)
         .and_then(|mut statement| {
             statement.execute(params![resource, section.slot().map_or(BASE, i64::from)])
         })
         .map_err(|error| means("the check of the fence", error))?;
     let before = load(transaction, resource)?;
     let mut after = before.clone();
-    if after.check(action, section)? == Passed::Unchanged {
-        return Ok(());
-    }
-    if after.base != before.base {
-        put(transaction, resource, BASE, after.base)?;
-    }
-    for slot in before.slots.keys().filter(|slot| !after.slots.contains_key(slot)) {
-        // The rule dropped the slot because its marks are not above the base.
-        transaction
-            .prepare_cached("DELETE FROM lockkeeper_fence_marks WHERE resource = ?1 AND slot = ?2")
-            .and_then(|mut statement| statement.execute(params![resource, slot]))
-            .map_err(|error| means("the marks", error))?;
-    }
-    for (slot, pair) in &after.slots {
-        if before.slots.get(slot) != Some(pair) {
-            put(transaction, resource, (*slot).into(), *pair)?;
-        }
-    }
-    Ok(())
+    let (Passed::Raised | Passed::Unchanged) = after.check(action, section)?;
+    changes(&before, &after).into_iter().try_for_each(|change| make(transaction, resource, change))
 }
-
-const READ: &str = "SELECT slot, any_token, writer_token FROM lockkeeper_fence_marks WHERE resource = ?1";
 
 fn load(connection: &Connection, resource: &str) -> Result<Marks, SqliteError> {
     let failed = |error| means("the look at the marks", error);
     let mut statement = connection.prepare_cached(READ).map_err(failed)?;
-    let mut rows = statement.query([resource]).map_err(failed)?;
-    let mut marks = Marks::default();
-    while let Some(row) = rows.next().map_err(failed)? {
-        let (slot, any, writer): (i64, i64, i64) =
-            row.get(0).and_then(|slot| Ok((slot, row.get(1)?, row.get(2)?))).map_err(failed)?;
-        let damaged = || SqliteError::MarksCorrupt { resource: resource.to_owned(), slot, any, writer };
-        let pair = Pair { any: mark(any).ok_or_else(damaged)?, writer: mark(writer).ok_or_else(damaged)? };
-        if pair.writer > pair.any {
-            return Err(damaged());
-        }
-        match slot {
-            BASE => marks.base = pair,
-            _ => _ = marks.slots.insert(Slot::try_from(slot).map_err(|_| damaged())?, pair),
-        }
-    }
-    Ok(marks)
+    let rows = statement.query_map([resource], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)));
+    let rows: Vec<_> = rows.and_then(Iterator::collect).map_err(failed)?;
+    sqlite_marks::marks(rows).map_err(|row| SqliteError::MarksCorrupt { resource: resource.to_owned(), row })
 }
 
-/// Converts a stored value. `Some(None)` for 0: no token has passed. `None` for a value that is no mark.
-fn mark(value: i64) -> Option<Option<Token>> {
-    match value {
-        0 => Some(None),
-        _ => Token::new(u64::try_from(value).ok()?).map(Some),
-    }
-}
-
-fn put(transaction: &Transaction<'_>, resource: &str, slot: i64, pair: Pair) -> Result<(), SqliteError> {
-    let number =
-        |mark: Option<Token>| i64::try_from(mark.map_or(0, Token::get)).expect("a token is below 2^53");
-    transaction
-        .prepare_cached("INSERT OR REPLACE INTO lockkeeper_fence_marks VALUES (?1, ?2, ?3, ?4)")
-        .and_then(|mut statement| {
-            statement.execute(params![resource, slot, number(pair.any), number(pair.writer)])
-        })
-        .map(drop)
-        .map_err(|error| means("the marks", error))
+fn make(transaction: &Transaction<'_>, resource: &str, change: Change) -> Result<(), SqliteError> {
+    let made = match change {
+        Change::Put { slot, any, writer } => transaction
+            .prepare_cached(PUT)
+            .and_then(|mut statement| statement.execute(params![resource, slot, any, writer])),
+        Change::Delete { slot } => transaction
+            .prepare_cached(DELETE)
+            .and_then(|mut statement| statement.execute(params![resource, slot])),
+    };
+    made.map(drop).map_err(|error| means("the marks", error))
 }
 
 fn synchronous(connection: &Connection) -> Result<u8, SqliteError> {

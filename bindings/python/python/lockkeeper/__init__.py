@@ -23,6 +23,7 @@ from ._errors import (
     Busy,
     ConnectError,
     Denied,
+    DoneTwice,
     InvalidName,
     InvalidOption,
     InvalidUrl,
@@ -38,6 +39,8 @@ from ._errors import (
     Unsupported,
     UsedAfterFork,
 )
+from ._info import Broken, HoldInfo, LockInfo, TokenStatus, WaiterInfo, WatchEvent
+from ._once import Once, Records
 from ._options import Options
 from ._sync import (
     Election,
@@ -51,6 +54,7 @@ from ._sync import (
     PartitionMember,
     Partitions,
     connect,
+    records,
 )
 
 __version__ = _lockkeeper.__version__
@@ -60,35 +64,45 @@ __all__ = [
     "AcquireTimeout",
     "Ambiguous",
     "BackendError",
+    "Broken",
     "Busy",
     "ConnectError",
     "Denied",
+    "DoneTwice",
     "Election",
     "FencedGuard",
     "FencedLocks",
     "Guard",
+    "HoldInfo",
     "InvalidName",
     "InvalidOption",
     "InvalidUrl",
     "Leader",
     "LimitReached",
     "Lock",
+    "LockInfo",
     "LockLost",
     "LockkeeperError",
     "Locks",
     "Lost",
     "NeedsOperator",
     "NoAnswer",
+    "Once",
     "Options",
     "PartitionMember",
     "Partitions",
+    "Records",
     "Refused",
     "ReleaseNotConfirmed",
     "Released",
+    "TokenStatus",
     "Unreachable",
     "Unsupported",
     "UsedAfterFork",
+    "WaiterInfo",
+    "WatchEvent",
     "connect",
+    "records",
 ]
 
 

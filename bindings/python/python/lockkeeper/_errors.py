@@ -172,5 +172,57 @@ class Released(LockkeeperError):
     """The hold was released before."""
 
 
+class DoneTwice(LockkeeperError):
+    """``once`` did the work although another holder did it, too: the lock was lost meanwhile."""
+
+    #: The outcome of the other holder.
+    outcome: bytes
+
+    def __init__(self, text: str, *, outcome: bytes = b"") -> None:
+        super().__init__(text)
+        self.outcome = outcome
+
+
 class UsedAfterFork(LockkeeperError):
     """A client or hold of the parent process was used in a fork: connect after the fork."""
+
+
+class Stale(LockkeeperError):
+    """The token is stale: a newer holder has been at the resource. Nothing was done."""
+
+    #: The token that was offered, and the newest one that has been here.
+    token: int
+    newest: int
+
+    def __init__(self, text: str, *, token: int, newest: int) -> None:
+        super().__init__(text)
+        self.token, self.newest = token, newest
+
+
+class Repeated(LockkeeperError):
+    """``once`` lets a token through once, and this one has been here. Nothing was done."""
+
+    token: int
+
+    def __init__(self, text: str, *, token: int) -> None:
+        super().__init__(text)
+        self.token = token
+
+
+class NotFenced(LockkeeperError):
+    """The resource has no fence, or its mode or arguments are wrong. Nothing was done."""
+
+
+class EffectFailed(LockkeeperError):
+    """The token passed, and one of the commands of the write failed: those before it took effect."""
+
+    #: The number of commands that took effect.
+    done: int
+
+    def __init__(self, text: str, *, done: int) -> None:
+        super().__init__(text)
+        self.done = done
+
+
+class ConditionFailed(LockkeeperError):
+    """The token passed, but the caller's own condition did not hold. Nothing was done."""

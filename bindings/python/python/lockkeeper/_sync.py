@@ -7,13 +7,15 @@ import logging
 import sys
 import threading
 from types import TracebackType
-from typing import Generic, Iterator, NamedTuple, Optional, Type, TypeVar, Union, cast
+from typing import Callable, Generic, Iterator, List, NamedTuple, Optional, Type, TypeVar, Union, cast
 
 from . import _lockkeeper
 from ._errors import LockLost, Released, ReleaseNotConfirmed
 from ._hold import Hold
+from ._info import Broken, LockInfo, TokenStatus, WatchEvent, lock_info, watch_event
 from ._kinds import LockKinds
 from ._lockkeeper import Lost as Lost
+from ._once import Once, Records, found, new_attempt, recorded
 from ._options import Options, Seconds, native, seconds, wait
 
 if sys.version_info >= (3, 11):
@@ -27,6 +29,14 @@ _logger = logging.getLogger("lockkeeper")
 def connect(url: str, *, label: Optional[str] = None) -> Locks:
     """Connects to the lock service of a URL. ``label`` is what others see of this client."""
     return Locks(_lockkeeper.connect(url, label))
+
+
+def records(url: str, *, keep_for: Optional[Seconds] = None) -> Records:
+    """The records of :meth:`Lock.once`: ``file:///dir``, ``redis://host:port`` or ``dynamodb://table``.
+
+    They are deleted after ``keep_for`` seconds (except for files); keep them for longer than any retry can take.
+    """
+    return Records(_lockkeeper.records(url, None if keep_for is None else seconds(keep_for)))
 
 
 class Guard(Hold):
@@ -131,6 +141,31 @@ class Lock(Generic[G]):
         native = self._native.try_acquire()
         return None if native is None else self._guard(native)
 
+    def once(self, key: str, records: Records, work: Callable[[G], bytes]) -> Once:
+        """Does the work of a key, unless it is recorded; and records what it returns.
+
+        Whoever does the work of this key must do it under this lock. If the process dies between the work and its record,
+        the work is done again. An exception of the work is not recorded.
+        """
+        attempt, native = new_attempt(), records._native
+        done = found(native.get(key))
+        if done is not None:
+            return done
+        outcome: Optional[bytes] = None
+        try:
+            with self as guard:
+                done = found(native.get(key))
+                if done is None:
+                    outcome = work(guard)
+                    done = recorded(attempt, native.put(key, attempt, outcome))
+        except LockLost:
+            # The work was done; only its record may be missing.
+            if done is None and outcome is not None:
+                done = recorded(attempt, native.put(key, attempt, outcome))
+            if done is None:
+                raise
+        return done
+
     def __enter__(self) -> G:
         guard = self.acquire()
         # One lock may be entered several times on a thread, if it is a semaphore.
@@ -152,7 +187,7 @@ class Leader(NamedTuple):
     #: The leader's token, if the lock service has tokens.
     token: Optional[int]
     #: Its label.
-    owner: str
+    label: str
     #: The value that it campaigned with.
     value: bytes
 
@@ -242,6 +277,31 @@ class _Locks(LockKinds[Lock[G]], Generic[G]):
     def partitions(self, name: str, count: int, **options: Unpack[Options]) -> Partitions[G]:
         """``count`` partitions, which a group divides among its members."""
         return Partitions(self, name, count, options)
+
+    def inspect(self, name: str) -> LockInfo:
+        """The holds and waiters of a lock."""
+        return lock_info(_lockkeeper.inspect(self._native, name))
+
+    def check_token(self, name: str, token: int) -> TokenStatus:
+        """Whether a token is that of a live hold of this lock."""
+        return TokenStatus(*_lockkeeper.check_token(self._native, name, token))
+
+    def break_hold(self, name: str, token: int, *, reason: str, by: str, now: bool = False) -> Broken:
+        """Ends another client's hold: an operator's last resort.
+
+        Its holder is asked to stop first, unless ``now``. ``reason`` and ``by`` are for the audit log.
+        """
+        return Broken(*_lockkeeper.break_hold(self._native, name, token, reason, by, now))
+
+    def watch(self, prefix: Optional[str] = None) -> Iterator[WatchEvent]:
+        """The locks at and below ``prefix``, or all, and then their changes. Ends with an exception, or the service."""
+        watch = _lockkeeper.watch(self._native, prefix)
+        while (event := watch.next()) is not None:
+            yield watch_event(event)
+
+    def list(self, prefix: Optional[str] = None) -> List[LockInfo]:
+        """The locks in use at and below ``prefix``, or all."""
+        return [lock_info(lock) for lock in _lockkeeper.list(self._native, prefix)]
 
     def shutdown(self, limit: Seconds = 5.0) -> None:
         """Ends the client's sessions, which releases all its locks; waits for that at most ``limit`` seconds."""

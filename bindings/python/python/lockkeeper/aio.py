@@ -16,13 +16,15 @@ import contextlib
 import logging
 import sys
 from types import TracebackType
-from typing import Any, AsyncIterator, Awaitable, Generic, Optional, Type, TypeVar, Union, cast
+from typing import Any, AsyncIterator, Awaitable, Callable, Generic, List, Optional, Type, TypeVar, Union, cast
 from weakref import WeakKeyDictionary
 
 from . import _lockkeeper
 from ._errors import LockLost, Released, ReleaseNotConfirmed
 from ._hold import Hold
+from ._info import Broken, LockInfo, TokenStatus, WatchEvent, lock_info, watch_event
 from ._kinds import LockKinds
+from ._once import Once, Records, found, new_attempt, recorded
 from ._options import Options, Seconds, native, seconds, wait
 from ._sync import Leader
 
@@ -44,6 +46,7 @@ __all__ = [
     "PartitionMember",
     "Partitions",
     "connect",
+    "records",
 ]
 
 #: The bridge of each event loop. The loop itself keeps it, as the reader of its descriptor.
@@ -63,11 +66,21 @@ def _place() -> tuple[_lockkeeper.Bridge, asyncio.Future[Any]]:
     return _bridge(loop), loop.create_future()
 
 
+def _begin(call: Callable[..., object], *arguments: object) -> asyncio.Future[Any]:
+    """Begins a call of the native module. Returns the future of its answer."""
+    bridge, future = _place()
+    call(*arguments, (bridge, future))
+    return future
+
+
 async def connect(url: str, *, label: Optional[str] = None) -> Locks:
     """Connects to the lock service of a URL. ``label`` is what others see of this client."""
-    place = _place()
-    _lockkeeper.connect(url, label, place)
-    return Locks(await place[1])
+    return Locks(await _begin(_lockkeeper.connect, url, label))
+
+
+async def records(url: str, *, keep_for: Optional[Seconds] = None) -> Records:
+    """As :func:`lockkeeper.records`."""
+    return Records(await _begin(_lockkeeper.records, url, None if keep_for is None else seconds(keep_for)))
 
 
 class Lost:
@@ -98,9 +111,12 @@ class Lost:
 
 
 class Guard(Hold):
-    """A lock that is held by this program."""
+    """A lock that is held by this program.
 
-    __slots__ = ()
+    As an async context manager, it is released after the block; see :class:`Lock` for its loss.
+    """
+
+    __slots__ = ("_body",)
 
     @property
     def lost(self) -> Lost:
@@ -109,21 +125,15 @@ class Guard(Hold):
 
     def verify(self) -> Awaitable[None]:
         """Asks the lock service whether the lock is held. Raises :class:`LockLost` or :class:`NoAnswer`."""
-        place = _place()
-        self._native.verify(place)
-        return place[1]
+        return _begin(self._native.verify)
 
     def set_value(self, value: bytes) -> Awaitable[None]:
         """Changes the value that others see with the hold."""
-        place = _place()
-        self._native.set_value(value, place)
-        return place[1]
+        return _begin(self._native.set_value, value)
 
     def downgrade(self) -> Awaitable[None]:
         """Makes an exclusive hold a shared one."""
-        place = _place()
-        self._native.downgrade(place)
-        return place[1]
+        return _begin(self._native.downgrade)
 
     def release(self) -> Awaitable[None]:
         """Releases the lock.
@@ -131,9 +141,7 @@ class Guard(Hold):
         Raises :class:`LockLost` if it was lost before, :class:`ReleaseNotConfirmed` if there was no answer. A
         release that is cancelled goes on in the background.
         """
-        place = _place()
-        self._native.release(place)
-        return place[1]
+        return _begin(self._native.release)
 
     @property
     def index(self) -> Optional[int]:
@@ -147,9 +155,22 @@ class Guard(Hold):
 
     def leaving(self) -> Awaitable[None]:
         """Waits until another member waits for this partition, or it is lost."""
-        place = _place()
-        self._native.leaving(place)
-        return place[1]
+        return _begin(self._native.leaving)
+
+    async def __aenter__(self: _Self) -> _Self:
+        self._body = _Body(self)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        await self._body.end(error)
+
+
+_Self = TypeVar("_Self", bound=Guard)
 
 
 class FencedGuard(Guard):
@@ -166,21 +187,25 @@ class FencedGuard(Guard):
 G = TypeVar("G", bound=Guard)
 
 
+def _task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("`async with` on a lock needs a task: a loss is told by cancelling it")
+    return task
+
+
 #: The text of the cancel with which a task is told of a loss.
 _LOST = "a lock was lost"
 
 
-class _Body(Generic[G]):
+class _Body:
     """An ``async with`` block that is under a lock: its task is cancelled if the lock is lost."""
 
-    __slots__ = ("_cancelled", "_cancelling", "_task", "_telling", "guard")
+    __slots__ = ("_cancelled", "_cancelling", "_guard", "_task", "_telling")
 
-    def __init__(self, guard: G) -> None:
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("`async with` on a lock needs a task: a loss is told by cancelling it")
-        self.guard = guard
-        self._task = task
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._task = task = _task()
         self._cancelling = task.cancelling() if sys.version_info >= (3, 11) else 0
         self._cancelled = False
         self._telling: object = guard._native.lost.tell(_bridge(task.get_loop()), self._lose)
@@ -210,7 +235,7 @@ class _Body(Generic[G]):
             by_others = await self._take_cancel(error)
             is_own = not by_others and (error is None or isinstance(error, asyncio.CancelledError))
         try:
-            await self.guard.release()
+            await self._guard.release()
         except ReleaseNotConfirmed as unconfirmed:
             _logger.warning("%s", unconfirmed)
         except LockLost as lost:
@@ -231,26 +256,47 @@ class Lock(Generic[G]):
     def __init__(self, native: _lockkeeper.Lock, guard: Type[G]) -> None:
         self._native = native
         self._guard = guard
-        #: The blocks of each task.
-        self._bodies: WeakKeyDictionary[asyncio.Task[Any], list[_Body[G]]] = WeakKeyDictionary()
+        #: What each task holds by `async with`.
+        self._held: WeakKeyDictionary[asyncio.Task[Any], list[G]] = WeakKeyDictionary()
 
     async def acquire(self, *, timeout: Union[bool, Seconds, None] = None) -> G:
         """Acquires the lock. ``timeout``: the longest wait, instead of the lock's option ``wait``."""
-        place = _place()
-        self._native.acquire(wait(timeout), place)
-        return self._guard(await place[1])
+        return self._guard(await _begin(self._native.acquire, wait(timeout)))
 
     async def try_acquire(self) -> Optional[G]:
         """Acquires the lock if it is free; else ``None``."""
-        place = _place()
-        self._native.try_acquire(place)
-        native = await place[1]
+        native = await _begin(self._native.try_acquire)
         return None if native is None else self._guard(native)
 
+    async def once(self, key: str, records: Records, work: Callable[[G], Awaitable[bytes]]) -> Once:
+        """Does the work of a key, unless it is recorded; and records what it returns.
+
+        Whoever does the work of this key must do it under this lock. If the process dies between the work and its record,
+        the work is done again. An exception of the work is not recorded.
+        """
+        attempt, native = new_attempt(), records._native
+        done = found(await _begin(native.get, key))
+        if done is not None:
+            return done
+        outcome: Optional[bytes] = None
+        try:
+            async with self as guard:
+                done = found(await _begin(native.get, key))
+                if done is None:
+                    outcome = await work(guard)
+                    done = recorded(attempt, await _begin(native.put, key, attempt, outcome))
+        except LockLost:
+            # The work was done; only its record may be missing.
+            if done is None and outcome is not None:
+                done = recorded(attempt, await _begin(native.put, key, attempt, outcome))
+            if done is None:
+                raise
+        return done
+
     async def __aenter__(self) -> G:
-        body = _Body(await self.acquire())
-        self._bodies.setdefault(body._task, []).append(body)
-        return body.guard
+        guard = await (await self.acquire()).__aenter__()
+        self._held.setdefault(_task(), []).append(guard)
+        return guard
 
     async def __aexit__(
         self,
@@ -258,9 +304,7 @@ class Lock(Generic[G]):
         error: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        await self._bodies[task].pop().end(error)
+        await self._held[_task()].pop().__aexit__(kind, error, traceback)
 
 
 class Election(Generic[G]):
@@ -271,24 +315,18 @@ class Election(Generic[G]):
 
     async def campaign(self, value: bytes = b"") -> G:
         """Waits until this client leads. It leads until the guard is released or lost."""
-        place = _place()
-        _lockkeeper.campaign(self._locks._native, self._name, value, self._options, place)
-        return self._locks._guard(await place[1])
+        return self._locks._guard(await _begin(_lockkeeper.campaign, self._locks._native, self._name, value, self._options))
 
     async def leader(self) -> Optional[Leader]:
         """Who leads now."""
-        place = _place()
-        _lockkeeper.leader(self._locks._native, self._name, place)
-        leader = await place[1]
+        leader = await _begin(_lockkeeper.leader, self._locks._native, self._name)
         return None if leader is None else Leader(*leader)
 
     async def observe(self) -> AsyncIterator[Optional[Leader]]:
         """The leaders, one after another; ``None`` while nobody leads. Ends with an exception only."""
         watch = _lockkeeper.observe(self._locks._native, self._name)
         while True:
-            place = _place()
-            watch.next(place)
-            leader = await place[1]
+            leader = await _begin(watch.next)
             yield None if leader is None else Leader(*leader)
 
 
@@ -303,9 +341,7 @@ class PartitionMember(Generic[G]):
 
     async def next(self, *, timeout: Optional[Seconds] = None) -> Optional[G]:
         """Waits until one more partition is this member's; ``None`` if there was none in time."""
-        place = _place()
-        self._native.next(None if timeout is None else seconds(timeout), place)
-        partition = await place[1]
+        partition = await _begin(self._native.next, None if timeout is None else seconds(timeout))
         return None if partition is None else self._guard(partition)
 
     async def __aiter__(self) -> AsyncIterator[G]:
@@ -316,9 +352,7 @@ class PartitionMember(Generic[G]):
 
     async def leave(self) -> None:
         """Leaves the group."""
-        place = _place()
-        self._native.leave(place)
-        await place[1]
+        await _begin(self._native.leave)
 
     async def __aenter__(self) -> PartitionMember[G]:
         return self
@@ -336,10 +370,8 @@ class Partitions(Generic[G]):
 
     async def join(self) -> PartitionMember[G]:
         """Joins the group."""
-        place = _place()
         locks = self._locks
-        _lockkeeper.join_partitions(locks._native, self._name, self._count, self._options, place)
-        return PartitionMember(await place[1], locks._guard)
+        return PartitionMember(await _begin(_lockkeeper.join_partitions, locks._native, self._name, self._count, self._options), locks._guard)
 
 
 class _Locks(LockKinds[Lock[G]], Generic[G]):
@@ -358,11 +390,37 @@ class _Locks(LockKinds[Lock[G]], Generic[G]):
         """``count`` partitions, which a group divides among its members."""
         return Partitions(self, name, count, options)
 
+    async def inspect(self, name: str) -> LockInfo:
+        """The holds and waiters of a lock."""
+        return lock_info(await _begin(_lockkeeper.inspect, self._native, name))
+
+    async def check_token(self, name: str, token: int) -> TokenStatus:
+        """Whether a token is that of a live hold of this lock."""
+        return TokenStatus(*await _begin(_lockkeeper.check_token, self._native, name, token))
+
+    async def break_hold(self, name: str, token: int, *, reason: str, by: str, now: bool = False) -> Broken:
+        """Ends another client's hold: an operator's last resort.
+
+        Its holder is asked to stop first, unless ``now``. ``reason`` and ``by`` are for the audit log.
+        """
+        return Broken(*await _begin(_lockkeeper.break_hold, self._native, name, token, reason, by, now))
+
+    async def watch(self, prefix: Optional[str] = None) -> AsyncIterator[WatchEvent]:
+        """The locks at and below ``prefix``, or all, and then their changes. Ends with an exception, or the service."""
+        watch = _lockkeeper.watch(self._native, prefix)
+        while True:
+            event = await _begin(watch.next)
+            if event is None:
+                return
+            yield watch_event(event)
+
+    async def list(self, prefix: Optional[str] = None) -> List[LockInfo]:
+        """The locks in use at and below ``prefix``, or all."""
+        return [lock_info(lock) for lock in await _begin(_lockkeeper.list, self._native, prefix)]
+
     async def shutdown(self, limit: Seconds = 5.0) -> None:
         """Ends the client's sessions, which releases all its locks; waits for that at most ``limit`` seconds."""
-        place = _place()
-        self._native.shutdown(seconds(limit), place)
-        await place[1]
+        await _begin(self._native.shutdown, seconds(limit))
 
     async def __aenter__(self: _SelfLocks) -> _SelfLocks:
         return self

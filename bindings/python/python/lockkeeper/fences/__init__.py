@@ -9,33 +9,11 @@ the modules here only call it.
 
 from __future__ import annotations
 
-from .._errors import LockkeeperError
+from typing import Literal
 
+from .._errors import ConditionFailed, EffectFailed, NotFenced, Repeated, Stale
 
-class Stale(LockkeeperError):
-    """The token is stale: a newer holder has been at the resource. Nothing was done."""
+#: How the lock is held, as ``locks.mutex``, ``locks.read`` or ``locks.semaphore`` have given it.
+Mode = Literal["exclusive", "shared", "permit"]
 
-    #: The token that was offered, and the newest one that has been here.
-    token: int
-    newest: int
-
-    def __init__(self, text: str, *, token: int, newest: int) -> None:
-        super().__init__(text)
-        self.token, self.newest = token, newest
-
-
-class Repeated(LockkeeperError):
-    """``once`` lets a token through once, and this one has been here. Nothing was done."""
-
-    token: int
-
-    def __init__(self, text: str, *, token: int) -> None:
-        super().__init__(text)
-        self.token = token
-
-
-class NotFenced(LockkeeperError):
-    """The resource has no fence, or its mode or arguments are wrong. Nothing was done."""
-
-
-__all__ = ["NotFenced", "Repeated", "Stale"]
+__all__ = ["ConditionFailed", "EffectFailed", "Mode", "NotFenced", "Repeated", "Stale"]

@@ -17,13 +17,10 @@ SQLAlchemy's ``AsyncConnection`` and ``AsyncSession``.
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, Optional
+from typing import Any, Optional
 
 from .. import _lockkeeper
-from . import NotFenced, Repeated, Stale
-
-#: How the lock is held, as ``locks.mutex``, ``locks.read`` or ``locks.semaphore`` have given it.
-Mode = Literal["exclusive", "shared", "permit"]
+from . import Mode, NotFenced, Repeated, Stale
 
 
 def schema_sql() -> str:
