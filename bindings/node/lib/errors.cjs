@@ -56,12 +56,13 @@ function described(json) {
   return new classes[name](message, fields)
 }
 
-/** Calls the native module, whose errors are JSON. */
+/** Calls the native module, whose errors are JSON, except those of arguments of a wrong type. */
 function native(call) {
   try {
     return call()
   } catch (error) {
-    throw String(error.message).startsWith('{"') ? described(error.message) : error
+    if (error.message.startsWith('{"')) throw described(error.message)
+    throw Object.assign(new TypeError(error.message), { code: 'ERR_INVALID_ARG_TYPE' })
   }
 }
 

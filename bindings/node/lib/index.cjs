@@ -109,6 +109,7 @@ const members = new Set()
 class PartitionMember {
   #native
   #made
+  #left = new AbortController()
 
   constructor(native, made) {
     this.#native = native
@@ -116,7 +117,9 @@ class PartitionMember {
     members.add(this)
   }
 
-  async next({ timeout, signal } = {}) {
+  async next({ timeout, signal: given } = {}) {
+    const left = this.#left.signal
+    const signal = given ? AbortSignal.any([given, left]) : left
     return call((id) => bridge.nextPartition(id, this.#native, timeout), signal, this.#made)
   }
 
@@ -126,6 +129,8 @@ class PartitionMember {
 
   async leave() {
     members.delete(this)
+    // Else the member is in use by `next`.
+    this.#left.abort(new errors.Released('this member has left its group; join it again'))
     await call((id) => bridge.leave(id, this.#native))
   }
 
@@ -183,7 +188,8 @@ class Locks {
 
   #lock(mode, make, options) {
     const Class = this.#isFenced ? FencedGuard : Guard
-    const native = checked(() => make(lockOptions(options)))
+    const given = lockOptions(options)
+    const native = checked(() => make(given))
     return new Lock(native, (...facts) => new Class(mode, ...facts))
   }
 

@@ -43,12 +43,29 @@ impl Answer {
 
 /// What an event loop is told. `lib/bridge.cjs` has the same list.
 pub(crate) enum Completion {
-    Ended { call: u32, answer: Answer },
-    Failed { call: u32, failure: Failure },
-    Held { call: u32, hold: u32, facts: HoldFacts },
-    Lost { hold: u32, failure: Failure },
+    Ended {
+        call: u32,
+        answer: Answer,
+    },
+    Failed {
+        call: u32,
+        failure: Failure,
+    },
+    Held {
+        call: u32,
+        hold: u32,
+        facts: HoldFacts,
+    },
+    Lost {
+        hold: u32,
+        failure: Failure,
+    },
     /// A command of a fence, for the connection of this number.
-    Command { command: u32, connection: u32, words: Vec<Vec<u8>> },
+    Command {
+        command: u32,
+        connection: u32,
+        words: Vec<Vec<u8>>,
+    },
 }
 
 impl ToNapiValue for Answer {
@@ -307,7 +324,6 @@ impl Bridge {
         held.watch.abort();
         Some(held.hold)
     }
-
 }
 
 impl Drop for Bridge {

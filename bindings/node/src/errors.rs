@@ -25,7 +25,11 @@ pub(crate) enum CallError {
     Lost(Lost),
     Release(ReleaseError),
     Verify(VerifyError),
-    Option { option: &'static str, value: String, allowed: &'static str },
+    Option {
+        option: &'static str,
+        value: String,
+        allowed: &'static str,
+    },
     /// The hold was released before, or is being released.
     Released,
     Refused(Refused),

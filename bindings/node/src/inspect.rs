@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use lockkeeper::{BreakOrder, Broken, HolderInfo, HolderState, LockInfo, LockName, Token, TokenStatus, WaiterInfo};
+use lockkeeper::{
+    BreakOrder, Broken, HolderInfo, HolderState, LockInfo, LockName, Token, TokenStatus, WaiterInfo,
+};
 use napi_derive::napi;
 use serde_json::{Map, Value, json};
 

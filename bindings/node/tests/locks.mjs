@@ -173,17 +173,32 @@ test('elections and partitions', async () => {
     if (mine.size === 2) break
   }
   assert.equal(await member.next({ timeout: 10 }), null)
-  const other = await locks.partitions(name + '/parts', 2).join()
   const leaving = [...mine.values()].map(async (partition) => {
     await partition.leaving()
     await partition.release()
   })
-  const waits = member.next()
-  await Promise.race([...leaving, waits])
-  await other.leave()
-  await member.leave()
-  await Promise.allSettled([...leaving, waits])
+  await using(locks.partitions(name + '/parts', 2).join(), async (other) => {
+    const waits = assert.rejects(member.next(), { name: 'Released' })
+    await member.leave()
+    await Promise.all([waits, ...leaving])
+    const indexes = []
+    for await (const partition of other) {
+      indexes.push(partition.index)
+      await using(partition, () => {})
+      if (new Set(indexes).size === 2) break
+    }
+  })
 })
+
+/** `await using`, which Node 24 has. */
+async function using(made, section) {
+  const resource = await made
+  try {
+    await section(resource)
+  } finally {
+    await resource[Symbol.asyncDispose]()
+  }
+}
 
 test('errors say what was wrong, and what to do', async () => {
   await assert.rejects(connect('mysql://localhost'), (error) => {
@@ -198,7 +213,8 @@ test('errors say what was wrong, and what to do', async () => {
   await assert.rejects(locks.mutex('a', { ttl: 1 }).acquire(), (error) => /ttl/.test(error.message))
   await assert.rejects(locks.mutex('').acquire(), { name: 'InvalidName', code: 'INVALID_NAME' })
   await assert.rejects(locks.mutex('a').acquire({ wait: 'long' }), { name: 'InvalidOption', option: 'wait' })
-  assert.throws(() => locks.mutex(7))
+  assert.throws(() => locks.mutex(7), { name: 'TypeError', code: 'ERR_INVALID_ARG_TYPE' })
+  await assert.rejects(connect(undefined), TypeError)
   const memory = await connect('memory:')
   await assert.rejects(memory.breakHold('a', 1.5, { reason: 'x', by: 'y' }), { name: 'InvalidOption', option: 'token' })
   await locks.close()
@@ -207,7 +223,7 @@ test('errors say what was wrong, and what to do', async () => {
 
 test('a guard that is garbage is still held', async () => {
   const lock = (await connect(own)).mutex(unique())
-  await lock.acquire()
+  ;(await lock.acquire()).unref()
   for (let round = 0; round < 5; round++) {
     global.gc()
     await turn()

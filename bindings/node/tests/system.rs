@@ -164,7 +164,8 @@ fn rust_fences_have_the_same_marks(redis: &Redis, postgres: &Postgres) {
         let refused = fence.enter("both", stale).await;
         assert!(matches!(refused, Err(RedisFenceError::Refused(Refused::Stale { .. }))), "{refused:?}");
     });
-    let refused = postgres.try_psql("SELECT lockkeeper_fence.enter('both', 'exclusive', NULL, 6)").unwrap_err();
+    let refused =
+        postgres.try_psql("SELECT lockkeeper_fence.enter('both', 'exclusive', NULL, 6)").unwrap_err();
     assert!(refused.contains("token 6 is stale: token 7 has been at 'both'"), "{refused}");
 }
 
@@ -184,8 +185,15 @@ fn installed_package_takes_a_lock() {
     copy(&here().join("lib"), &package.join("lib"));
     fs::copy(here().join("package.json"), package.join("package.json")).unwrap();
     fs::copy(here().join("README.md"), package.join("README.md")).unwrap();
-    run(Command::new("strip").arg("--strip-debug").arg(module()).arg("-o").arg(package.join("lib").join(binary())));
-    run(Command::new("npm").args(["pack", "--silent", "--pack-destination"]).arg(root.path()).current_dir(&package));
+    run(Command::new("strip")
+        .arg("--strip-debug")
+        .arg(module())
+        .arg("-o")
+        .arg(package.join("lib").join(binary())));
+    run(Command::new("npm")
+        .args(["pack", "--silent", "--pack-destination"])
+        .arg(root.path())
+        .current_dir(&package));
     let packed = root.path().join(format!("lockkeeper-{}.tgz", env!("CARGO_PKG_VERSION")));
     assert!(packed.exists(), "package.json has another version than the workspace");
     fs::create_dir(&empty).unwrap();

@@ -1,9 +1,9 @@
 //! The DynamoDB fence: its requests as JSON, which `lib/fences/dynamodb.cjs` sends.
 
+use lockkeeper_fence::Action;
 use lockkeeper_fence::dynamodb::{
     DynamoDbFence, Effect, Guarded, Item, Resource, Update, Value, item_from_json,
 };
-use lockkeeper_fence::Action;
 use napi_derive::napi;
 use serde_json::Value as Json;
 
@@ -66,7 +66,11 @@ fn json(text: &str) -> Json {
 }
 
 fn invalid(option: &'static str, json: &Json) -> CallError {
-    CallError::Option { option, value: json.to_string(), allowed: "give values as `{ N: \"7\" }` or `{ S: \"text\" }`" }
+    CallError::Option {
+        option,
+        value: json.to_string(),
+        allowed: "give values as `{ N: \"7\" }` or `{ S: \"text\" }`",
+    }
 }
 
 fn item(option: &'static str, json: &Json) -> Result<Item, CallError> {
