@@ -13,121 +13,121 @@
  * All times are in milliseconds.
  */
 
-declare const tokenBrand: unique symbol
+declare const tokenBrand: unique symbol;
 
 /** A fencing token: it rises with every grant, and is below 2^53. */
-export type Token = number & { readonly [tokenBrand]: true }
+export type Token = number & { readonly [tokenBrand]: true };
 
 /** How a lock is held. */
-export type Mode = 'exclusive' | 'shared' | 'permit'
+export type Mode = "exclusive" | "shared" | "permit";
 
 /** Why a lock was lost. */
-export type LossCause = 'expired' | 'session-ended' | 'broken' | 'max-hold' | (string & {})
+export type LossCause = "expired" | "session-ended" | "broken" | "max-hold" | (string & {});
 
 export interface ConnectOptions {
   /** What others see of this client. Default: the program, its process, and the host. */
-  label?: string
+  label?: string;
   /** Ends the wait. */
-  signal?: AbortSignal
+  signal?: AbortSignal;
 }
 
 /** Connects to the lock service of a URL. */
-export function connect(url: string, options?: ConnectOptions): Promise<Locks>
+export function connect(url: string, options?: ConnectOptions): Promise<Locks>;
 
 /** The version of this package. */
-export const version: string
+export const version: string;
 
 /** The options of a lock. */
 export interface LockOptions {
   /** How long the hold outlives a client that is not heard: the lease. Default: 30,000. */
-  ttl?: number
+  ttl?: number;
   /** Whether the lease is renewed while the lock is held. Default: true. */
-  renew?: boolean
+  renew?: boolean;
   /** Whether to wait for the lock, or for how long. Default: true. */
-  wait?: boolean | number
+  wait?: boolean | number;
   /** Lock everything below the name too. */
-  subtree?: boolean
+  subtree?: boolean;
   /** The longest hold: it is lost then. */
-  maxHold?: number
+  maxHold?: number;
   /** The shortest hold: a release takes effect no earlier. */
-  minHold?: number
+  minHold?: number;
   /** How long the lock stays closed after a release. */
-  keepClosed?: number
+  keepClosed?: number;
   /** How long the lock stays closed after a holder that has died. */
-  lockDelay?: number
+  lockDelay?: number;
   /** How long the hold outlives a connection that was closed. */
-  linger?: number
+  linger?: number;
   /** How much of the lease must be left when the lock is acquired. */
-  minValidity?: number
+  minValidity?: number;
   /** How long before the lease's end the hold counts as lost. */
-  grace?: number
+  grace?: number;
   /** A value that others see with the hold. */
-  value?: string | Uint8Array
+  value?: string | Uint8Array;
   /** Names and texts that others see with the hold. */
-  meta?: Record<string, string>
+  meta?: Record<string, string>;
 }
 
 export interface AcquireOptions {
   /** Ends the wait: the request is abandoned, and the promise rejects with the signal's reason. */
-  signal?: AbortSignal
+  signal?: AbortSignal;
   /** Whether to wait, or for how long, instead of the lock's option. */
-  wait?: boolean | number
+  wait?: boolean | number;
 }
 
 /** A client of a lock service, whose guards are of the type `G`. */
 interface AnyLocks<G extends Guard> {
   /** What the lock service can do. */
-  readonly abilities: Record<string, boolean>
+  readonly abilities: Record<string, boolean>;
   /** The promises P1 to P12, and how the lock service keeps them. */
-  readonly promises: { number: number; name: string; kept: string }[]
+  readonly promises: { number: number; name: string; kept: string }[];
   /** An exclusive lock. */
-  mutex(name: string, options?: LockOptions): Lock<G>
+  mutex(name: string, options?: LockOptions): Lock<G>;
   /** The shared side of a lock: of many readers, or one writer. */
-  read(name: string, options?: LockOptions): Lock<G>
+  read(name: string, options?: LockOptions): Lock<G>;
   /** The exclusive side of a lock of many readers, or one writer. */
-  write(name: string, options?: LockOptions): Lock<G>
+  write(name: string, options?: LockOptions): Lock<G>;
   /** One of `permits` permits; `undefined`: of as many as an operator has set. */
-  semaphore(name: string, permits?: number, options?: LockOptions): Lock<G>
+  semaphore(name: string, permits?: number, options?: LockOptions): Lock<G>;
   /** All these locks at once, or none. */
-  all(names: Iterable<string>, options?: LockOptions): Lock<G>
+  all(names: Iterable<string>, options?: LockOptions): Lock<G>;
   /** At most `count` acquires in `per` milliseconds. */
-  rate(name: string, count: number, per: number, options?: LockOptions): Lock<G>
+  rate(name: string, count: number, per: number, options?: LockOptions): Lock<G>;
   /** The lock of a key, of `stripes` locks that all keys share. */
-  striped(name: string, stripes: number, key: string | Uint8Array, options?: LockOptions): Lock<G>
+  striped(name: string, stripes: number, key: string | Uint8Array, options?: LockOptions): Lock<G>;
   /** One leader at a time. */
-  election(name: string, options?: LockOptions): Election<G>
+  election(name: string, options?: LockOptions): Election<G>;
   /** `count` partitions, which a group divides among its members. */
-  partitions(name: string, count: number, options?: LockOptions): Partitions<G>
+  partitions(name: string, count: number, options?: LockOptions): Partitions<G>;
   /** The state of a lock. */
-  inspect(name: string): Promise<LockInfo>
+  inspect(name: string): Promise<LockInfo>;
   /** The locks that are held or waited for, at or below a name. */
-  list(prefix?: string): Promise<LockInfo[]>
+  list(prefix?: string): Promise<LockInfo[]>;
   /** Whether a token belongs to a live hold. */
-  checkToken(name: string, token: number): Promise<TokenInfo>
+  checkToken(name: string, token: number): Promise<TokenInfo>;
   /** Asks a holder to stop; `now`: also opens a lock that is kept closed. */
-  breakHold(name: string, token: number, order: { reason: string; by: string; now?: boolean }): Promise<BreakInfo>
+  breakHold(name: string, token: number, order: { reason: string; by: string; now?: boolean }): Promise<BreakInfo>;
   /** Ends the client's sessions, which releases its locks; waits for that at most `limit`. Default: 5,000. */
-  close(options?: { limit?: number }): Promise<void>
-  [Symbol.asyncDispose](): Promise<void>
+  close(options?: { limit?: number }): Promise<void>;
+  [Symbol.asyncDispose](): Promise<void>;
 }
 
 export interface Locks extends AnyLocks<Guard> {
   /** The same client, whose guards have tokens. Throws `Unsupported` where there are none. */
-  fenced(): FencedLocks
+  fenced(): FencedLocks;
 }
 
 export interface FencedLocks extends AnyLocks<FencedGuard> {}
 
 /** A lock that can be acquired, any number of times. */
 export interface Lock<G extends Guard = Guard> {
-  acquire(options?: AcquireOptions): Promise<G>
+  acquire(options?: AcquireOptions): Promise<G>;
   /** Acquires the lock if it is free; else `null`. */
-  tryAcquire(options?: { signal?: AbortSignal }): Promise<G | null>
+  tryAcquire(options?: { signal?: AbortSignal }): Promise<G | null>;
   /**
    * Acquires the lock for `section`, and releases it at its end. Rejects with `LockLost` if it was lost meanwhile,
    * unless the section itself has thrown something else than an `AbortError`.
    */
-  run<T>(section: (guard: G) => T | Promise<T>, options?: AcquireOptions): Promise<T>
+  run<T>(section: (guard: G) => T | Promise<T>, options?: AcquireOptions): Promise<T>;
 }
 
 /**
@@ -135,69 +135,69 @@ export interface Lock<G extends Guard = Guard> {
  * garbage. As an open socket does it, it keeps the process running.
  */
 export interface Guard {
-  readonly mode: Mode
+  readonly mode: Mode;
   /** The token, if the lock service has tokens: for logs. A resource needs that of `fenced()`. */
-  readonly tokenHint: Token | undefined
+  readonly tokenHint: Token | undefined;
   /** The number of a semaphore's permit. */
-  readonly slot: number | undefined
+  readonly slot: number | undefined;
   /** Aborts when the lock is lost, before another client can have it; the reason is a `LockLost`. */
-  readonly signal: AbortSignal
+  readonly signal: AbortSignal;
   /** The loss; `null` if there was none. */
-  readonly loss: LockLost | null
+  readonly loss: LockLost | null;
   /** Whether `release` was called. */
-  readonly isReleased: boolean
+  readonly isReleased: boolean;
   /** What keeps the lease from being renewed at present. */
-  readonly trouble: string | undefined
+  readonly trouble: string | undefined;
   /**
    * Throws `LockLost` if the lock is lost, or certain for less than `need`. Asks nobody, and sees a loss even while
    * the event loop is blocked.
    */
-  check(need?: number): void
+  check(need?: number): void;
   /** For how long the hold is certain, if it is not renewed; `Infinity` if it has no end. Throws `LockLost`. */
-  validFor(): number
+  validFor(): number;
   /** Asks the lock service whether the lock is held. Rejects with `LockLost` or `NoAnswer`. */
-  verify(): Promise<void>
+  verify(): Promise<void>;
   /** Changes the value that others see with the hold. */
-  setValue(value: string | Uint8Array): Promise<void>
+  setValue(value: string | Uint8Array): Promise<void>;
   /** Makes an exclusive hold a shared one. */
-  downgrade(): Promise<void>
+  downgrade(): Promise<void>;
   /** Releases the lock. Rejects with `LockLost` if it was lost before, `ReleaseNotConfirmed` if there is no answer. */
-  release(): Promise<void>
+  release(): Promise<void>;
   /** From now on, this hold does not keep the process running. */
-  unref(): this
+  unref(): this;
   /** `release`, for `await using`; nothing if it was released before. */
-  [Symbol.asyncDispose](): Promise<void>
+  [Symbol.asyncDispose](): Promise<void>;
 }
 
 /** A guard with a token, which the resource checks. */
 export interface FencedGuard extends Guard {
-  readonly token: Token
+  readonly token: Token;
 }
 
 /** One leader at a time. */
 export interface Election<G extends Guard = Guard> {
   /** Waits until this client leads. It leads until the guard is released or lost. */
-  campaign(options?: { value?: string | Uint8Array; signal?: AbortSignal }): Promise<G>
+  campaign(options?: { value?: string | Uint8Array; signal?: AbortSignal }): Promise<G>;
   /** Campaigns, and runs a section while it leads, as `Lock.run` does. */
   lead<T>(
     section: (guard: G) => T | Promise<T>,
-    options?: { value?: string | Uint8Array; signal?: AbortSignal }
-  ): Promise<T>
+    options?: { value?: string | Uint8Array; signal?: AbortSignal },
+  ): Promise<T>;
   /** Who leads now. */
-  leader(options?: { signal?: AbortSignal }): Promise<Leader | null>
+  leader(options?: { signal?: AbortSignal }): Promise<Leader | null>;
   /** The leaders, one after another; `null` while nobody leads. */
-  observe(options?: { signal?: AbortSignal }): AsyncGenerator<Leader | null, never>
+  observe(options?: { signal?: AbortSignal }): AsyncGenerator<Leader | null, never>;
 }
 
 export interface Leader {
-  token: Token | null
-  label: string
-  value: Uint8Array
+  token: Token | null;
+  label: string;
+  value: Uint8Array;
 }
 
 /** Numbered partitions, each of one member of a group at a time. */
 export interface Partitions<G extends Guard = Guard> {
-  join(options?: { signal?: AbortSignal }): Promise<PartitionMember<G>>
+  join(options?: { signal?: AbortSignal }): Promise<PartitionMember<G>>;
 }
 
 /**
@@ -206,88 +206,88 @@ export interface Partitions<G extends Guard = Guard> {
  */
 export interface PartitionMember<G extends Guard = Guard> extends AsyncIterable<Partition<G>> {
   /** Waits until one more partition is this member's; `null` if there was none within `timeout`. */
-  next(options?: { signal?: AbortSignal }): Promise<Partition<G>>
-  next(options: { timeout: number; signal?: AbortSignal }): Promise<Partition<G> | null>
+  next(options?: { signal?: AbortSignal }): Promise<Partition<G>>;
+  next(options: { timeout: number; signal?: AbortSignal }): Promise<Partition<G> | null>;
   /** Leaves the group: others get its partitions. */
-  leave(): Promise<void>
-  [Symbol.asyncDispose](): Promise<void>
+  leave(): Promise<void>;
+  [Symbol.asyncDispose](): Promise<void>;
 }
 
 export type Partition<G extends Guard = Guard> = G & {
   /** The number of the partition, from 0. */
-  readonly index: number
+  readonly index: number;
   /** Whether another member waits for it, or it is lost: release it soon. */
-  readonly isLeaving: boolean
+  readonly isLeaving: boolean;
   /** Waits until `isLeaving`. */
-  leaving(options?: { signal?: AbortSignal }): Promise<void>
-}
+  leaving(options?: { signal?: AbortSignal }): Promise<void>;
+};
 
 /** The state of a lock. What the lock service does not know is absent. */
 export interface LockInfo {
-  name: string
-  holds: HoldInfo[]
-  holdCount: number
-  waiters: WaiterInfo[]
-  waiterCount: number
+  name: string;
+  holds: HoldInfo[];
+  holdCount: number;
+  waiters: WaiterInfo[];
+  waiterCount: number;
   /** The number of permits in force. */
-  permits?: number
+  permits?: number;
   /** Whether an operator has set it. */
-  permitsStored: boolean
+  permitsStored: boolean;
 }
 
 export interface HoldInfo {
-  token?: Token
-  session?: number
-  label: string
-  identity: string
-  mode: Mode
-  subtree: boolean
-  slot?: number
-  state: 'held' | 'revoked' | 'closed'
-  heldFor?: number
+  token?: Token;
+  session?: number;
+  label: string;
+  identity: string;
+  mode: Mode;
+  subtree: boolean;
+  slot?: number;
+  state: "held" | "revoked" | "closed";
+  heldFor?: number;
   /** Of a closed hold: how much longer it keeps the lock closed. */
-  closedFor?: number
+  closedFor?: number;
   /** Of a revoked hold: who has ordered the break, and why. */
-  breakBy?: string
-  breakReason?: string
-  value: Uint8Array
-  meta: Record<string, string>
+  breakBy?: string;
+  breakReason?: string;
+  value: Uint8Array;
+  meta: Record<string, string>;
 }
 
 export interface WaiterInfo {
-  session?: number
-  label: string
-  identity: string
-  mode: Mode
-  subtree: boolean
-  meta: Record<string, string>
+  session?: number;
+  label: string;
+  identity: string;
+  mode: Mode;
+  subtree: boolean;
+  meta: Record<string, string>;
 }
 
 export interface TokenInfo {
-  status: 'current' | 'not-current' | 'never-issued'
+  status: "current" | "not-current" | "never-issued";
   /** The tokens of the live holds. */
-  liveTokens: Token[]
+  liveTokens: Token[];
 }
 
 export interface BreakInfo {
-  result: 'done' | 'not-current' | 'still-closed'
-  liveTokens: Token[]
+  result: "done" | "not-current" | "still-closed";
+  liveTokens: Token[];
 }
 
 /** The base of all errors of this package. Their texts say what was wrong, the value, the limit, and what to do. */
 export class LockkeeperError extends Error {
   /** The class as a text, such as `LOCK_LOST`: for programs with two copies of this package. */
-  readonly code: string
+  readonly code: string;
 }
 
 /** The lock was lost while it was held: another client may have it. */
 export class LockLost extends LockkeeperError {
-  readonly loss: LossCause
+  readonly loss: LossCause;
   /** What kept the lease from being renewed, if that is known. */
-  readonly trouble: string | null
+  readonly trouble: string | null;
   /** Who broke the hold, if an operator did, and the reason that was given. */
-  readonly brokenBy: string | null
-  readonly reason: string | null
+  readonly brokenBy: string | null;
+  readonly reason: string | null;
 }
 
 /** The URL names no lock service. */
@@ -298,24 +298,24 @@ export class InvalidName extends LockkeeperError {}
 
 /** An option has a value that it can't have. */
 export class InvalidOption extends LockkeeperError {
-  readonly option: string
-  readonly value?: string
+  readonly option: string;
+  readonly value?: string;
   /** What is allowed. */
-  readonly limit: string
+  readonly limit: string;
 }
 
 /** The lock service can't do this. */
 export class Unsupported extends LockkeeperError {
   /** The lock service, what it can't do, and what to do instead. */
-  readonly backend?: string
-  readonly what?: string
-  readonly remedy?: string
+  readonly backend?: string;
+  readonly what?: string;
+  readonly remedy?: string;
 }
 
 /** The lock service refused or failed. */
 export class BackendError extends LockkeeperError {
   /** Whether the same call may succeed later, without anybody's help. */
-  readonly mayPass?: boolean
+  readonly mayPass?: boolean;
 }
 
 /** The lock service can't be used. */
@@ -331,8 +331,8 @@ export class LimitReached extends BackendError {}
 
 /** The lock service does not answer. Nothing was acquired. */
 export class Unreachable extends BackendError {
-  readonly waited?: number
-  readonly why?: string | null
+  readonly waited?: number;
+  readonly why?: string | null;
 }
 
 /** A lock was not acquired. */
@@ -341,21 +341,21 @@ export class AcquireError extends LockkeeperError {}
 /** The lock is not free. */
 export class Busy extends AcquireError {
   /** The holder's label, if the lock service knows it, and the requests that wait before this one would. */
-  readonly holder: string | null
-  readonly queuedAhead: number
+  readonly holder: string | null;
+  readonly queuedAhead: number;
 }
 
 /** The lock did not become free in time. */
 export class AcquireTimeout extends AcquireError {
-  readonly waited: number
+  readonly waited: number;
   /** The refusal of the last attempt, if it was refused. */
-  readonly why: string | null
+  readonly why: string | null;
 }
 
 /** A request was sent and not answered: the lock may be this client's for up to its ttl. */
 export class Ambiguous extends AcquireError {
-  readonly waited: number
-  readonly why: string | null
+  readonly waited: number;
+  readonly why: string | null;
 }
 
 /** The release was not answered: the lock is free once its ttl has passed, at the latest. */
@@ -370,13 +370,13 @@ export class FenceError extends LockkeeperError {}
 
 /** The token is stale: a newer holder has been at the resource. Nothing was done. */
 export class Stale extends FenceError {
-  readonly token: Token
-  readonly newest: Token
+  readonly token: Token;
+  readonly newest: Token;
 }
 
 /** `once` lets a token through once, and this one has been here. Nothing was done. */
 export class Repeated extends FenceError {
-  readonly token: Token
+  readonly token: Token;
 }
 
 /** The resource has no fence, or its mode or arguments are wrong. Nothing was done. */
@@ -384,8 +384,8 @@ export class NotFenced extends FenceError {}
 
 /** The hold under which a section runs: a guard, or its fields in another process. */
 export interface Section {
-  readonly token: number
+  readonly token: number;
   /** Default: exclusive. */
-  readonly mode?: Mode
-  readonly slot?: number | undefined
+  readonly mode?: Mode;
+  readonly slot?: number | undefined;
 }

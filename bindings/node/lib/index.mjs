@@ -1,4 +1,4 @@
-import core from './index.cjs'
+import core from "./index.cjs";
 
 export const {
   AcquireError,
@@ -27,4 +27,4 @@ export const {
   Unsupported,
   connect,
   version,
-} = core
+} = core;

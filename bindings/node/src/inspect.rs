@@ -29,12 +29,12 @@ fn meta(pairs: &[(String, String)]) -> Map<String, Value> {
 fn lock(lock: &LockInfo) -> Value {
     json!({
         "name": lock.name.as_str(),
-        "holds": lock.holders.iter().map(hold).collect::<Vec<_>>(),
-        "holdCount": lock.holder_count,
+        "holds": lock.holds.iter().map(hold).collect::<Vec<_>>(),
+        "holdCount": lock.hold_count,
         "waiters": lock.waiters.iter().map(waiter).collect::<Vec<_>>(),
         "waiterCount": lock.waiter_count,
-        "permits": lock.limit,
-        "permitsStored": lock.limit_stored,
+        "permits": lock.permits,
+        "permitsStored": lock.permits_stored,
     })
 }
 
@@ -47,7 +47,7 @@ fn hold(hold: &HolderInfo) -> Value {
     json!({
         "token": hold.token.map(Token::get),
         "session": hold.session,
-        "label": hold.owner,
+        "label": hold.label,
         "identity": hold.identity,
         "mode": hold.mode.to_string(),
         "subtree": hold.subtree,
@@ -65,7 +65,7 @@ fn hold(hold: &HolderInfo) -> Value {
 fn waiter(waiter: &WaiterInfo) -> Value {
     json!({
         "session": waiter.session,
-        "label": waiter.owner,
+        "label": waiter.label,
         "identity": waiter.identity,
         "mode": waiter.mode.to_string(),
         "subtree": waiter.subtree,

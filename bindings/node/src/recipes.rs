@@ -37,9 +37,9 @@ impl Drop for NativeMember {
 
 fn shown(leader: Option<Leader>) -> Answer {
     leader.map_or(Answer::Null, |leader| {
-        let Leader { token, owner, value, .. } = leader;
+        let Leader { token, label, value, .. } = leader;
         let token = token.map(lockkeeper::Token::get);
-        Answer::Json(json!({ "token": token, "label": owner, "value": STANDARD.encode(value) }))
+        Answer::Json(json!({ "token": token, "label": label, "value": STANDARD.encode(value) }))
     })
 }
 

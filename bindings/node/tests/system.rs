@@ -105,7 +105,7 @@ fn run(command: &mut Command) {
 fn test(file: &str, variables: &[(&str, String)]) {
     let project = project();
     run(Command::new("node")
-        .args(["--expose-gc", "--test", "--test-reporter=spec"])
+        .args(["--expose-gc", "--test", "--test-reporter=spec", "--test-timeout=120000"])
         .arg(format!("tests/{file}"))
         .current_dir(project.path())
         .envs(variables.iter().cloned()));
@@ -181,19 +181,8 @@ fn types() {
 #[test]
 fn installed_package_takes_a_lock() {
     let (service, root) = (Service::start(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
-    let (package, empty) = (root.path().join("package"), root.path().join("empty"));
-    copy(&here().join("lib"), &package.join("lib"));
-    fs::copy(here().join("package.json"), package.join("package.json")).unwrap();
-    fs::copy(here().join("README.md"), package.join("README.md")).unwrap();
-    run(Command::new("strip")
-        .arg("--strip-debug")
-        .arg(module())
-        .arg("-o")
-        .arg(package.join("lib").join(binary())));
-    run(Command::new("npm")
-        .args(["pack", "--silent", "--pack-destination"])
-        .arg(root.path())
-        .current_dir(&package));
+    let empty = root.path().join("empty");
+    run(Command::new(here().join("pack.sh")).arg(module()).arg(root.path()));
     let packed = root.path().join(format!("lockkeeper-{}.tgz", env!("CARGO_PKG_VERSION")));
     assert!(packed.exists(), "package.json has another version than the workspace");
     fs::create_dir(&empty).unwrap();

@@ -1,1 +1,1 @@
-export * from './dynamodb.cjs'
+export * from "./dynamodb.cjs";

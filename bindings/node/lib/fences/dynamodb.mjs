@@ -1,3 +1,3 @@
-import core from './dynamodb.cjs'
+import core from "./dynamodb.cjs";
 
-export const { DynamoDbFence } = core
+export const { DynamoDbFence } = core;

@@ -11,22 +11,22 @@
  *
  * A request counts as running until its handler ends the response, also if the client has gone.
  */
-import { IncomingMessage, ServerResponse } from 'node:http'
+import { IncomingMessage, ServerResponse } from "node:http";
 
 export interface FenceOptions<Request = any> {
   /** How long a request waits for those with lower tokens, in milliseconds, before it gets 503. Default: 5,000. */
-  wait?: number
+  wait?: number;
   /** Whether a request needs a token. Default: all methods but `GET`, `HEAD` and `OPTIONS`. */
-  needsToken?: (request: Request) => boolean
+  needsToken?: (request: Request) => boolean;
   /** The name of a request's resource. Default: `Fencing-Resource`, or the path. */
-  resource?: (request: Request) => string
+  resource?: (request: Request) => string;
 }
 
 /** Middleware for Express, Connect, and others that call `(request, response, next)`. */
 export function express(
   path: string,
-  options?: FenceOptions
-): (request: IncomingMessage, response: ServerResponse, next: (error?: unknown) => void) => Promise<void>
+  options?: FenceOptions,
+): (request: IncomingMessage, response: ServerResponse, next: (error?: unknown) => void) => Promise<void>;
 
 /** A `preHandler` hook for Fastify. */
-export function fastify(path: string, options?: FenceOptions): (request: any, reply: any) => Promise<unknown>
+export function fastify(path: string, options?: FenceOptions): (request: any, reply: any) => Promise<unknown>;

@@ -1,1 +1,1 @@
-export * from './http.cjs'
+export * from "./http.cjs";

@@ -1,3 +1,3 @@
-import core from './http.cjs'
+import core from "./http.cjs";
 
-export const { express, fastify } = core
+export const { express, fastify } = core;

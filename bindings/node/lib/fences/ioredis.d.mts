@@ -1,1 +1,1 @@
-export * from './ioredis.cjs'
+export * from "./ioredis.cjs";

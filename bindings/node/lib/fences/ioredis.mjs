@@ -1,3 +1,3 @@
-import core from './ioredis.cjs'
+import core from "./ioredis.cjs";
 
-export const { RedisFence, key } = core
+export const { RedisFence, key } = core;

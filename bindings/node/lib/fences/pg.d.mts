@@ -1,1 +1,1 @@
-export * from './pg.cjs'
+export * from "./pg.cjs";

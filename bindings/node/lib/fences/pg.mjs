@@ -1,3 +1,3 @@
-import core from './pg.cjs'
+import core from "./pg.cjs";
 
-export const { enter, grantsSql, once, schemaSql, write } = core
+export const { enter, grantsSql, once, schemaSql, write } = core;
