@@ -1,6 +1,7 @@
-//! `cargo xtask dist`: what is installed on a machine, as an archive and as a Debian package.
+//! `cargo xtask dist`: what is installed on a machine, as an archive and as a Debian package; and the packages
+//! of the bindings for other languages.
 //!
-//! Both contain the same tree below their prefix: the programs with all their features, man pages and
+//! The first two contain the same tree below their prefix: the programs with all their features, man pages and
 //! completions, and the systemd unit. The Debian package is made by dpkg-deb alone, which every Debian has:
 //! cargo-deb would take minutes to build on each machine that runs the tests.
 
@@ -18,7 +19,7 @@ use crate::process::{cargo, output, run};
 /// What to pack, and where to put it.
 #[derive(Args)]
 pub(crate) struct Dist {
-    /// Pack the programs in this directory, instead of building them
+    /// Pack the programs in this directory, instead of building them; and no bindings
     #[arg(long, value_name = "DIR")]
     programs: Option<PathBuf>,
     /// The directory for the files; created if it doesn't exist
@@ -71,9 +72,19 @@ pub(crate) fn make(choice: &Dist) -> TaskResult {
     };
     fs::create_dir_all(&choice.out).map_err(|error| format!("{}: {error}", choice.out.display()))?;
     let name = format!("lockkeeper-{version}-{ARCH}-{OS}");
+    if choice.programs.is_none() {
+        npm(&choice.out, metadata.target_directory.as_std_path())?;
+    }
     let made = [archive(&programs, &choice.out, &name)?, package(&programs, &choice.out, &version)?];
     println!("{}\n{}", made[0].display(), made[1].display());
     Ok(())
+}
+
+/// Builds the npm package, for this machine's kind of processor and its libc or a later one.
+fn npm(out: &Path, target: &Path) -> TaskResult {
+    run(cargo().args(["build", "--profile", "bindings", "--locked", "--package", "lockkeeper-node", "--lib"]))?;
+    let module = target.join("bindings/liblockkeeper_node.so");
+    run(Command::new("bindings/node/pack.sh").arg(module).arg(out))
 }
 
 /// A gzipped tar archive whose one folder can be copied to `/usr/local`.

@@ -43,6 +43,7 @@ define("Busy", "BUSY", classes.AcquireError);
 define("AcquireTimeout", "TIMED_OUT", classes.AcquireError);
 define("Ambiguous", "AMBIGUOUS", classes.AcquireError);
 define("ReleaseNotConfirmed", "RELEASE_NOT_CONFIRMED");
+define("DoneTwice", "DONE_TWICE");
 define("NoAnswer", "NO_ANSWER");
 define("Released", "RELEASED");
 define("FenceError", "FENCE");

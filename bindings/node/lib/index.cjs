@@ -2,6 +2,8 @@
 
 // Distributed locks that keep their promise even when a holder stalls. index.d.cts documents the API.
 
+const { randomUUID } = require("node:crypto");
+
 const { version } = require("../package.json");
 const { bridge, call, checked } = require("./bridge.cjs");
 const { described: _described, native: _native, ...errors } = require("./errors.cjs");
@@ -64,6 +66,60 @@ class Lock {
   async run(section, options) {
     return run(await this.acquire(options), section);
   }
+
+  async once(key, records, work, options) {
+    const earlier = await records.get(key);
+    if (earlier) return { outcome: earlier.outcome, isNew: false };
+    let done;
+    const section = async (guard) => {
+      const earlier = await records.get(key);
+      if (earlier) {
+        done = { outcome: earlier.outcome, isNew: false };
+        return;
+      }
+      const attempt = randomUUID().replaceAll("-", "");
+      const { attempt: recorded, outcome } = await records.put(key, attempt, bytes(await work(guard)));
+      if (recorded !== attempt) {
+        const why = "the lock was lost, and another holder has recorded its outcome first";
+        throw new errors.DoneTwice(`the work was done twice: ${why}`, { outcome });
+      }
+      done = { outcome, isNew: true };
+    };
+    try {
+      await this.run(section, options);
+    } catch (error) {
+      // A lock that was lost after the record was written has done its duty.
+      if (!(done && error instanceof errors.LockLost)) throw error;
+    }
+    return done;
+  }
+}
+
+/** Where the outcomes of `once` are recorded. */
+class Records {
+  #native;
+
+  constructor(native) {
+    this.#native = native;
+  }
+
+  async get(key) {
+    return record(await call((id) => bridge.getRecord(id, this.#native, key)));
+  }
+
+  async put(key, attempt, outcome) {
+    return record(await call((id) => bridge.putRecord(id, this.#native, key, attempt, outcome)));
+  }
+}
+
+function record(json) {
+  if (json === null) return null;
+  const { attempt, outcome } = JSON.parse(json);
+  return { attempt, outcome: Buffer.from(outcome, "base64") };
+}
+
+async function records(url, { keepFor, signal } = {}) {
+  return new Records(await call((id) => bridge.records(id, url, keepFor), signal));
 }
 
 /** One leader at a time. */
@@ -277,4 +333,4 @@ async function connect(url, { label, signal } = {}) {
   return new Locks(await call((id) => bridge.connect(id, url, label), signal), false);
 }
 
-module.exports = { ...errors, connect, version };
+module.exports = { ...errors, connect, records, version };

@@ -37,6 +37,26 @@ export function connect(url: string, options?: ConnectOptions): Promise<Locks>;
 /** The version of this package. */
 export const version: string;
 
+/** Where the outcomes of `Lock.once` are recorded. */
+export interface Records {
+  /** The record of a key. */
+  get(key: string): Promise<OnceRecord | null>;
+  /** Stores a record unless the key has one; gives the key's record. */
+  put(key: string, attempt: string, outcome: Uint8Array): Promise<OnceRecord>;
+}
+
+export interface OnceRecord {
+  /** The id of the attempt that has done the work. */
+  attempt: string;
+  outcome: Uint8Array;
+}
+
+/**
+ * Connects to a store of records: `file:///dir`, `redis://host:port` or `dynamodb://table`. They are deleted after
+ * `keepFor`, except for files: keep them for longer than any retry of the same key can take.
+ */
+export function records(url: string, options?: { keepFor?: number; signal?: AbortSignal }): Promise<Records>;
+
 /** The options of a lock. */
 export interface LockOptions {
   /** How long the hold outlives a client that is not heard: the lease. Default: 30,000. */
@@ -128,6 +148,17 @@ export interface Lock<G extends Guard = Guard> {
    * unless the section itself has thrown something else than an `AbortError`.
    */
   run<T>(section: (guard: G) => T | Promise<T>, options?: AcquireOptions): Promise<T>;
+  /**
+   * Does work once for each key: unless `records` has its outcome, the work runs under the lock, and what it returns is
+   * recorded. If the process dies in between, the work is done again. Rejects with `DoneTwice` if the lock was lost and
+   * another holder has recorded its outcome first.
+   */
+  once(
+    key: string,
+    records: Records,
+    work: (guard: G) => Uint8Array | string | Promise<Uint8Array | string>,
+    options?: AcquireOptions,
+  ): Promise<{ outcome: Uint8Array; isNew: boolean }>;
 }
 
 /**
@@ -362,6 +393,10 @@ export class Ambiguous extends AcquireError {
 export class ReleaseNotConfirmed extends LockkeeperError {}
 /** A question about a hold, or a change of it, was not answered; a fenced write may have been done. */
 export class NoAnswer extends LockkeeperError {}
+/** The work of `once` was done twice: another holder has recorded its outcome first. */
+export class DoneTwice extends LockkeeperError {
+  readonly outcome: Uint8Array;
+}
 /** The lock was released before. */
 export class Released extends LockkeeperError {}
 

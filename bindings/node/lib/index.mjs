@@ -8,6 +8,7 @@ export const {
   Busy,
   ConnectError,
   Denied,
+  DoneTwice,
   FenceError,
   InvalidName,
   InvalidOption,
@@ -26,5 +27,6 @@ export const {
   Unreachable,
   Unsupported,
   connect,
+  records,
   version,
 } = core;

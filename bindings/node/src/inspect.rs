@@ -118,6 +118,7 @@ impl Bridge {
     }
 
     #[napi]
+    #[allow(clippy::too_many_arguments, reason = "the parts of an order")]
     pub fn break_hold(
         &self,
         call: u32,

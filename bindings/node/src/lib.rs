@@ -6,7 +6,7 @@
 //! of JavaScript is garbage.
 //!
 //! - `bridge.rs`: how calls run, and how their results reach an event loop
-//! - `locks.rs`, `holds.rs`, `recipes.rs`, `inspect.rs`: what can be called
+//! - `locks.rs`, `holds.rs`, `recipes.rs`, `records.rs`, `inspect.rs`: what can be called
 //! - `options.rs`: the options of a lock
 //! - `errors.rs`: Rust's errors, for `lib/errors.cjs`
 //! - `fences/`: the Rust fences on the connections of JavaScript
@@ -20,3 +20,4 @@ mod inspect;
 mod locks;
 mod options;
 mod recipes;
+mod records;

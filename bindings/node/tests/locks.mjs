@@ -206,6 +206,28 @@ async function using(made, section) {
   }
 }
 
+test("work is done once for each key", async () => {
+  const store = await lockkeeper.records(process.env.LOCKKEEPER_REDIS_URL.split("?")[0]);
+  const [key, lock] = [unique(), (await connect(own)).mutex(unique())];
+  let done = 0;
+  const work = async () => `message ${++done}`;
+  const results = await Promise.all(Array.from({ length: 4 }, () => lock.once(key, store, work)));
+  assert.deepEqual(
+    results.map(({ outcome }) => outcome.toString()),
+    Array(4).fill("message 1"),
+  );
+  assert.equal(results.filter(({ isNew }) => isNew).length, 1);
+  await assert.rejects(lock.once("", store, work), { name: "InvalidOption", option: "key" });
+  await assert.rejects(lockkeeper.records("mysql://x"), { name: "InvalidOption", option: "url" });
+  const failing = () => Promise.reject(new RangeError("mine"));
+  await assert.rejects(lock.once(unique(), store, failing), RangeError);
+  const twice = lock.once(key + "/twice", store, async () => {
+    await store.put(key + "/twice", "another", Buffer.from("first"));
+    return "second";
+  });
+  await assert.rejects(twice, (error) => error.code === "DONE_TWICE" && error.outcome.toString() === "first");
+});
+
 test("errors say what was wrong, and what to do", async () => {
   await assert.rejects(connect("mysql://localhost"), (error) => {
     assert.ok(error instanceof lockkeeper.InvalidUrl && error instanceof lockkeeper.LockkeeperError);

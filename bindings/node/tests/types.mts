@@ -1,6 +1,15 @@
 // Compiled by `tsc --strict`, not run.
 
-import { connect, type FencedGuard, type Guard, type Lock, LockLost, type Partition, type Token } from "lockkeeper";
+import {
+  connect,
+  type FencedGuard,
+  type Guard,
+  type Lock,
+  LockLost,
+  type Partition,
+  records,
+  type Token,
+} from "lockkeeper";
 import { RedisFence, key } from "lockkeeper/fences/ioredis";
 import * as postgres from "lockkeeper/fences/pg";
 
@@ -39,5 +48,6 @@ export async function main(signal: AbortSignal): Promise<void> {
   } catch (error) {
     if (error instanceof LockLost) console.log(error.loss, error.code);
   }
-  console.log(result, plain, made);
+  const { isNew }: { isNew: boolean } = await plain.once("key", await records("file:///records"), () => "done");
+  console.log(isNew, result, plain, made);
 }
