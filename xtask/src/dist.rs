@@ -75,6 +75,7 @@ pub(crate) fn make(choice: &Dist) -> TaskResult {
     let name = format!("lockkeeper-{version}-{ARCH}-{OS}");
     if choice.programs.is_none() {
         wheel(&choice.out)?;
+        npm(&choice.out, metadata.target_directory.as_std_path())?;
     }
     let made = [archive(&programs, &choice.out, &name)?, package(&programs, &choice.out, &version)?];
     println!("{}\n{}", made[0].display(), made[1].display());
@@ -87,6 +88,13 @@ fn wheel(out: &Path) -> TaskResult {
     run(Command::new(maturin)
         .args(["build", "--locked", "--manifest-path", "bindings/python/Cargo.toml", "--out"])
         .arg(out))
+}
+
+/// Builds the npm package, for this machine's kind of processor and its libc or a later one.
+fn npm(out: &Path, target: &Path) -> TaskResult {
+    run(cargo().args(["build", "--profile", "bindings", "--locked", "--package", "lockkeeper-node", "--lib"]))?;
+    let module = target.join("bindings/liblockkeeper_node.so");
+    run(Command::new("bindings/node/pack.sh").arg(module).arg(out))
 }
 
 /// A gzipped tar archive whose one folder can be copied to `/usr/local`.

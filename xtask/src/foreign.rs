@@ -13,7 +13,7 @@ use cargo_metadata::MetadataCommand;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::TaskResult;
-use crate::packages::{COMMAND, DYNAMODB, FENCE, LIBRARY, PYTHON, RIG, is_for};
+use crate::packages::{COMMAND, DYNAMODB, FENCE, LIBRARY, NODE, PYTHON, RIG, is_for};
 use crate::process::{not_started, run, shown};
 
 /// The file that lists the contents of a set's folder. It is written last, so a folder that has it is
@@ -123,7 +123,7 @@ const SETS: &[Set] = &[
             // Needed by moto's DynamoDB.
             Library { name: "py-partiql-parser", version: "0.6.3", used_by: "the same" },
         ],
-        packages: &[DYNAMODB, LIBRARY, FENCE, PYTHON, RIG],
+        packages: &[DYNAMODB, LIBRARY, FENCE, NODE, PYTHON, RIG],
     },
     Set {
         folder: "pypi-http",
@@ -183,6 +183,20 @@ const SETS: &[Set] = &[
             Library { name: "s3rver", version: "3.7.1", used_by: "the tests of fences in S3" },
         ],
         packages: &[FENCE, RIG],
+    },
+    Set {
+        folder: "npm-node",
+        registry: NPM,
+        libraries: &[
+            Library { name: "pg", version: "8.23.1", used_by: "the tests of the npm package" },
+            Library { name: "ioredis", version: "5.11.1", used_by: "the same" },
+            Library { name: "@aws-sdk/client-dynamodb", version: "3.1169.0", used_by: "the same" },
+            Library { name: "express", version: "5.3.0", used_by: "the same" },
+            Library { name: "fastify", version: "5.12.8", used_by: "the same" },
+            Library { name: "typescript", version: "7.0.2", used_by: "the same" },
+            Library { name: "@types/node", version: "20.19.43", used_by: "the same" },
+        ],
+        packages: &[NODE],
     },
     Set {
         folder: "npm-browser",

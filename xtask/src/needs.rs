@@ -15,7 +15,7 @@ use lockkeeper_rig::{
 use crate::TaskResult;
 use crate::foreign;
 use crate::packages::{
-    COMMAND, DYNAMODB, ETCD, EXAMPLE_BACKEND, EXAMPLES, FENCE, LAB, LIBRARY, POSTGRES, PYTHON, REDIS,
+    COMMAND, DYNAMODB, ETCD, EXAMPLE_BACKEND, EXAMPLES, FENCE, LAB, LIBRARY, NODE, POSTGRES, PYTHON, REDIS,
     REDLOCK, RIG, ZOOKEEPER, is_for,
 };
 use crate::process::{cargo, is_installed, run};
@@ -111,6 +111,7 @@ const TEST_NEEDS: &[TestNeeds] = &[
             FENCE,
             LAB,
             LIBRARY,
+            NODE,
             POSTGRES,
             PYTHON,
             REDIS,
@@ -182,11 +183,15 @@ const TEST_NEEDS: &[TestNeeds] = &[
         ],
     },
     TestNeeds {
+        packages: &[NODE],
+        needs: &[Need { program: "strip", package: "binutils", used_by: "the test of the npm package" }],
+    },
+    TestNeeds {
         packages: &[EXAMPLE_BACKEND],
         needs: &[Need::of(memcached::SERVER, "the example of a lock service")],
     },
     TestNeeds {
-        packages: &[COMMAND, DYNAMODB, FENCE, LIBRARY, PYTHON, REDIS, RIG],
+        packages: &[COMMAND, DYNAMODB, FENCE, LIBRARY, NODE, PYTHON, REDIS, RIG],
         needs: &[
             Need { program: "python3", package: "python3", used_by: "lock clients and emulators in Python" },
             Need { program: "pip3", package: "python3-pip", used_by: "the same" },

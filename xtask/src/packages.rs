@@ -5,6 +5,7 @@ pub(crate) const EXAMPLES: &str = "lockkeeper-examples";
 pub(crate) const FENCE: &str = "lockkeeper-fence";
 pub(crate) const LAB: &str = "lockkeeper-lab";
 pub(crate) const LIBRARY: &str = "lockkeeper";
+pub(crate) const NODE: &str = "lockkeeper-node";
 pub(crate) const PYTHON: &str = "lockkeeper-python";
 pub(crate) const RIG: &str = "lockkeeper-rig";
 pub(crate) const DYNAMODB: &str = "lockkeeper-dynamodb";

@@ -1,0 +1,3 @@
+import core from "./dynamodb.cjs";
+
+export const { DynamoDbFence } = core;

@@ -1,0 +1,3 @@
+import core from "./http.cjs";
+
+export const { express, fastify } = core;

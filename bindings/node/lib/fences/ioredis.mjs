@@ -1,0 +1,3 @@
+import core from "./ioredis.cjs";
+
+export const { RedisFence, key } = core;

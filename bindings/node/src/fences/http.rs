@@ -1,0 +1,96 @@
+//! The HTTP fence, for servers of JavaScript.
+
+use std::time::Duration;
+
+use http::{Request, Response};
+use lockkeeper_fence::DurableMarks;
+use lockkeeper_fence::http::{Guarding, HttpFence, Pass, Rules, WAIT_DEFAULT, is_read};
+use napi_derive::napi;
+use serde_json::json;
+
+use crate::bridge::{Answer, Bridge};
+use crate::errors::{CallError, throw};
+use crate::options::milliseconds;
+
+/// A fence with its file of marks.
+#[napi(js_name = "HttpFence")]
+pub struct NativeHttpFence(HttpFence<DurableMarks>);
+
+#[napi]
+impl NativeHttpFence {
+    /// Opens the marks in a file, which is created if it does not exist. `wait`: how long a request waits for
+    /// those with lower tokens, in milliseconds.
+    #[napi(constructor)]
+    pub fn new(path: String, wait: Option<f64>) -> napi::Result<Self> {
+        let wait: Duration =
+            wait.map_or(Ok(WAIT_DEFAULT), |wait| milliseconds("wait", wait)).map_err(throw)?;
+        let marks = DurableMarks::open(path).map_err(|error| throw(CallError::Marks(error)))?;
+        Ok(Self(HttpFence::with(marks, Rules::default().wait_at_most(wait))))
+    }
+}
+
+/// A request that was let through, until its handler has ended.
+#[napi]
+pub struct HttpPass(Option<Pass>);
+
+#[napi]
+impl HttpPass {
+    #[napi]
+    pub fn end(&mut self) {
+        self.0 = None;
+    }
+}
+
+#[napi]
+impl Bridge {
+    /// Checks a request: a pass; `null` if it has no token and needs none; or the response.
+    #[napi]
+    #[allow(clippy::too_many_arguments, reason = "the parts of a request")]
+    pub fn http_pass(
+        &self,
+        call: u32,
+        fence: &NativeHttpFence,
+        method: String,
+        url: String,
+        headers: Vec<(String, String)>,
+        needs_token: Option<bool>,
+        resource: Option<String>,
+    ) -> napi::Result<()> {
+        let fence = fence.0.clone();
+        let mut request = Request::builder().method(method.as_str()).uri(url);
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
+        let request = request.body(()).map_err(|error| napi::Error::from_reason(error.to_string()))?;
+        self.begin(call, async move {
+            let (mut parts, ()) = request.into_parts();
+            let token_required = needs_token.unwrap_or(!is_read(&parts.method));
+            let read = match fence.read(&mut parts, Guarding { token_required, resource }) {
+                Ok(Some(read)) => read,
+                Ok(None) => return Ok(Answer::Null),
+                Err(response) => return Ok(shown(&response)),
+            };
+            let is_answered = read.is_answered_by_fence();
+            let pass = match read.admit().await {
+                Ok(admitted) => admitted.raise().await,
+                Err(response) => Err(response),
+            };
+            Ok(match pass {
+                Ok(_) if is_answered => Answer::Json(json!({ "status": 204, "headers": {}, "body": "" })),
+                Ok(pass) => Answer::object(HttpPass(Some(pass))),
+                Err(response) => shown(&response),
+            })
+        });
+        Ok(())
+    }
+}
+
+fn shown<B: AsRef<[u8]>>(response: &Response<B>) -> Answer {
+    let headers = response.headers().iter();
+    let headers = headers.map(|(name, value)| (name.as_str(), String::from_utf8_lossy(value.as_bytes())));
+    Answer::Json(json!({
+        "status": response.status().as_u16(),
+        "headers": headers.collect::<std::collections::BTreeMap<_, _>>(),
+        "body": String::from_utf8_lossy(response.body().as_ref()),
+    }))
+}

@@ -1,0 +1,144 @@
+//! Questions about locks, and breaks: as JSON, whose shapes are in `lib/index.d.cts`.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use lockkeeper::{
+    BreakOrder, Broken, HolderInfo, HolderState, LockInfo, LockName, Token, TokenStatus, WaiterInfo,
+};
+use napi_derive::napi;
+use serde_json::{Map, Value, json};
+
+use crate::bridge::{Answer, Bridge};
+use crate::errors::CallError;
+use crate::locks::{Kinds, NativeLocks, with};
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn tokens(live: &[Token]) -> Vec<u64> {
+    live.iter().map(|token| token.get()).collect()
+}
+
+fn meta(pairs: &[(String, String)]) -> Map<String, Value> {
+    pairs.iter().map(|(key, value)| (key.clone(), json!(value))).collect()
+}
+
+fn lock(lock: &LockInfo) -> Value {
+    json!({
+        "name": lock.name.as_str(),
+        "holds": lock.holds.iter().map(hold).collect::<Vec<_>>(),
+        "holdCount": lock.hold_count,
+        "waiters": lock.waiters.iter().map(waiter).collect::<Vec<_>>(),
+        "waiterCount": lock.waiter_count,
+        "permits": lock.permits,
+        "permitsStored": lock.permits_stored,
+    })
+}
+
+fn hold(hold: &HolderInfo) -> Value {
+    let (state, closed_for, break_by, break_reason) = match &hold.state {
+        HolderState::Revoked { reason, by } => ("revoked", None, Some(by), Some(reason)),
+        HolderState::Closed { left } => ("closed", Some(milliseconds(*left)), None, None),
+        _ => ("held", None, None, None),
+    };
+    json!({
+        "token": hold.token.map(Token::get),
+        "session": hold.session,
+        "label": hold.label,
+        "identity": hold.identity,
+        "mode": hold.mode.to_string(),
+        "subtree": hold.subtree,
+        "slot": hold.slot,
+        "state": state,
+        "heldFor": hold.held_for.map(milliseconds),
+        "closedFor": closed_for,
+        "breakBy": break_by,
+        "breakReason": break_reason,
+        "value": STANDARD.encode(&hold.value),
+        "meta": meta(&hold.meta),
+    })
+}
+
+fn waiter(waiter: &WaiterInfo) -> Value {
+    json!({
+        "session": waiter.session,
+        "label": waiter.label,
+        "identity": waiter.identity,
+        "mode": waiter.mode.to_string(),
+        "subtree": waiter.subtree,
+        "meta": meta(&waiter.meta),
+    })
+}
+
+/// A token that JavaScript has given.
+fn token(value: f64) -> Result<Token, CallError> {
+    let whole = (value.fract() == 0.0 && value >= 1.0).then_some(value as u64);
+    whole.and_then(Token::new).ok_or_else(|| CallError::Option {
+        option: "token",
+        value: value.to_string(),
+        allowed: "give a token: 1 to 2^53 - 1",
+    })
+}
+
+#[napi]
+impl Bridge {
+    #[napi]
+    pub fn inspect(&self, call: u32, locks: &NativeLocks, name: String) {
+        let locks = locks.0.clone();
+        self.begin(call, async move {
+            let found = with!(locks, locks => locks.inspect(name).await)?;
+            Ok(Answer::Json(lock(&found)))
+        });
+    }
+
+    #[napi]
+    pub fn list(&self, call: u32, locks: &NativeLocks, prefix: Option<String>) {
+        let locks = locks.0.clone();
+        self.begin(call, async move {
+            let found = with!(locks, locks => locks.list(prefix.as_deref()).await)?;
+            Ok(Answer::Json(found.iter().map(lock).collect()))
+        });
+    }
+
+    #[napi]
+    pub fn check_token(&self, call: u32, locks: &NativeLocks, name: String, token: f64) {
+        let locks = locks.0.clone();
+        self.begin(call, async move {
+            let token = self::token(token)?;
+            let (status, live) = match with!(locks, locks => locks.check_token(name, token).await)? {
+                TokenStatus::Current => ("current", vec![token]),
+                TokenStatus::NotCurrent { live } => ("not-current", live),
+                TokenStatus::NeverIssued => ("never-issued", Vec::new()),
+            };
+            Ok(Answer::Json(json!({ "status": status, "liveTokens": tokens(&live) })))
+        });
+    }
+
+    #[napi]
+    #[allow(clippy::too_many_arguments, reason = "the parts of an order")]
+    pub fn break_hold(
+        &self,
+        call: u32,
+        locks: &NativeLocks,
+        name: String,
+        token: f64,
+        reason: String,
+        by: String,
+        now: bool,
+    ) {
+        let locks = locks.0.clone();
+        self.begin(call, async move {
+            let name = LockName::parse(&name).map_err(lockkeeper::AcquireError::from)?;
+            let order = BreakOrder { name, token: self::token(token)?, reason, by, now };
+            let (result, live) = match with!(locks, locks => locks.break_hold(order).await)? {
+                Broken::NotCurrent { live } => ("not-current", live),
+                Broken::StillClosed => ("still-closed", Vec::new()),
+                _ => ("done", Vec::new()),
+            };
+            Ok(Answer::Json(json!({ "result": result, "liveTokens": tokens(&live) })))
+        });
+    }
+}

@@ -1,0 +1,161 @@
+// The driver of the conformance tests: commands on standard input, one JSON object a line; answers and events on
+// standard output (docs/write-a-client.md).
+
+import { createRequire } from "node:module";
+import { createInterface } from "node:readline";
+
+// By `require`, which finds the package by NODE_PATH too.
+const { connect, version, ...errors } = createRequire(import.meta.url)("lockkeeper");
+
+const say = (message) => process.stdout.write(`${JSON.stringify(message)}\n`);
+
+say({
+  driver: "node",
+  version,
+  protocol: 1,
+  schemes: [
+    ...["memory", "dynamodb", "etcd", "etcds", "file", "postgres", "postgresql", "redis", "rediss", "redis+unix"],
+    ...["redlock", "redlocks", "lockkeeper", "lockkeepers", "zookeeper", "zookeepers"],
+  ],
+  modes: ["exclusive", "shared", "permit"],
+  features: ["election", "all", "subtree"],
+});
+
+/** The client, once it has connected. */
+let connected;
+let ttl;
+const holds = new Map();
+/** The controllers of the acquires that wait, by their commands' ids. */
+const waiting = new Map();
+
+class Refused extends Error {}
+
+async function client() {
+  if (!connected) throw new Refused("connect first");
+  return connected;
+}
+
+function held(hold) {
+  const guard = holds.get(hold);
+  if (!guard) throw new Refused(`there is no hold ${JSON.stringify(hold)}`);
+  return guard;
+}
+
+function keep(hold, guard) {
+  holds.set(hold, guard);
+  guard.signal.addEventListener("abort", () => {
+    if (holds.get(hold) === guard) say({ event: "lost", hold });
+  });
+  const valid = guard.validFor();
+  return { token: guard.tokenHint ?? null, valid_ms: Math.floor(Math.min(valid, Number.MAX_SAFE_INTEGER)) };
+}
+
+function lockOf(locks, { lock, mode, permits, also, subtree }) {
+  const options = { ttl, ...(subtree && { subtree }) };
+  if (also?.length) return locks.all([lock, ...also], options);
+  if (mode === "exclusive") return locks.mutex(lock, options);
+  if (mode === "shared") return locks.read(lock, options);
+  if (mode === "permit") return locks.semaphore(lock, permits, options);
+  throw new Refused(`there is no mode ${JSON.stringify(mode)}`);
+}
+
+/** Waits with a signal that the command `cancel` aborts. */
+async function wait(id, work) {
+  const controller = new AbortController();
+  waiting.set(id, controller);
+  try {
+    return await work(controller.signal);
+  } finally {
+    waiting.delete(id);
+  }
+}
+
+const commands = {
+  async connect({ url, ttl_ms: given, label }) {
+    ttl = given;
+    connected = connect(url, label === undefined ? {} : { label }).then((locks) =>
+      locks.abilities.fencing ? locks.fenced() : locks,
+    );
+    await connected;
+    return {};
+  },
+
+  async acquire({ id, hold, wait_ms: limit = null, ...lock }) {
+    const how = limit === null ? true : limit === 0 ? false : limit;
+    const acquire = async (signal) => lockOf(await client(), lock).acquire({ signal, wait: how });
+    return keep(hold, await wait(id, acquire));
+  },
+
+  async lead({ id, hold, election }) {
+    const campaign = async (signal) => (await client()).election(election, { ttl }).campaign({ signal });
+    return keep(hold, await wait(id, campaign));
+  },
+
+  async cancel({ acquire }) {
+    waiting.get(acquire)?.abort(new errors.LockkeeperError("cancelled", { cancelled: true }));
+    return {};
+  },
+
+  async release({ hold }) {
+    const guard = held(hold);
+    holds.delete(hold);
+    try {
+      await guard.release();
+      return { was: "held" };
+    } catch (error) {
+      if (error instanceof errors.LockLost) return { was: "lost" };
+      throw error;
+    }
+  },
+
+  async check({ hold }) {
+    const guard = held(hold);
+    guard.check();
+    return { valid_ms: Math.floor(Math.min(guard.validFor(), Number.MAX_SAFE_INTEGER)) };
+  },
+
+  async stall({ ms }) {
+    const end = performance.now() + ms;
+    while (performance.now() < end);
+    return {};
+  },
+
+  async die() {
+    process.kill(process.pid, "SIGKILL");
+  },
+};
+
+const kinds = [
+  ["Busy", "busy"],
+  ["AcquireTimeout", "timed-out"],
+  ["LockLost", "lost"],
+  ["Unreachable", "unreachable"],
+  ["Ambiguous", "unreachable"],
+  ["ReleaseNotConfirmed", "unreachable"],
+];
+
+function kind(error) {
+  if (error?.cancelled) return "cancelled";
+  return kinds.find(([name]) => error instanceof errors[name])?.[1] ?? "refused";
+}
+
+async function answer(line) {
+  let id = null;
+  try {
+    const command = JSON.parse(line);
+    id = command.id ?? null;
+    const run = Object.hasOwn(commands, command.do) ? commands[command.do] : undefined;
+    if (!run) throw new Refused(`there is no command ${JSON.stringify(command.do)}`);
+    say({ id, ok: await run(command) });
+  } catch (error) {
+    say({ id, error: { kind: kind(error), text: String(error?.message ?? error) } });
+  }
+}
+
+const lines = createInterface({ input: process.stdin });
+lines.on("line", answer);
+lines.on("close", async () => {
+  holds.clear();
+  await connected?.then((locks) => locks.close()).catch(() => {});
+  process.exit(0);
+});
