@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use lockkeeper_lab::conformance::{HarnessError, Verdict, conformance};
+use lockkeeper_lab::conformance::{HarnessError, Promise, Selection, Verdict, conformance};
 use serde_json::json;
 
 use crate::exit::{CONFIG, INTERNAL, NO, OK};
@@ -26,6 +26,9 @@ pub(crate) struct Conformance {
     /// Play on this lock service, without faults of the service
     #[arg(long, value_name = "URL")]
     locks: Option<String>,
+    /// Play only scenarios about this promise, as `P5` (can be repeated)
+    #[arg(long = "promise", value_name = "PROMISE", value_parser = promise)]
+    promises: Vec<Promise>,
     /// How many seconds an answer may take, or the lock service to come to a state
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=600))]
     patience: u64,
@@ -37,8 +40,12 @@ pub(crate) struct Conformance {
 pub(crate) fn run(args: &Conformance) -> Result<u8, LabError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| LabError::new(INTERNAL, error.to_string()))?;
-    let patience = Duration::from_secs(args.patience);
-    let played = runtime.block_on(conformance(&args.drivers, args.locks.as_deref(), patience));
+    let played = runtime.block_on(conformance(&Selection {
+        drivers: args.drivers.clone(),
+        locks: args.locks.clone(),
+        promises: args.promises.clone(),
+        patience: Duration::from_secs(args.patience),
+    }));
     let verdicts = played.map_err(|HarnessError { is_usage, text }| {
         LabError::new(if is_usage { CONFIG } else { INTERNAL }, text)
     })?;
@@ -57,6 +64,11 @@ pub(crate) fn run(args: &Conformance) -> Result<u8, LabError> {
         }
     }
     Ok(if verdicts.iter().all(|verdict| verdict.broken.is_empty()) { OK } else { NO })
+}
+
+fn promise(typed: &str) -> Result<Promise, String> {
+    let promise = Promise::ALL.into_iter().find(|promise| promise.name().eq_ignore_ascii_case(typed));
+    promise.ok_or_else(|| "the promises are P1 to P12".to_owned())
 }
 
 fn word(verdict: &Verdict) -> &'static str {

@@ -30,7 +30,7 @@ use crate::node::Node;
 use history::{Finding, shortened};
 use process::{Driver, Record};
 use protocol::{Hello, PROTOCOL};
-use scenarios::{Pairs, SCENARIOS};
+use scenarios::{Pairs, SCENARIOS, Scenario};
 use stage::{Cast, Service, Stage};
 
 /// How many scenarios are played at once: most of their time, they wait.
@@ -152,6 +152,8 @@ type Outcome<T = ()> = Result<T, Problem>;
 enum Problem {
     /// The promise is broken.
     Broken(String),
+    /// It can't be played.
+    LeftOut(String),
     /// The harness failed.
     Failed(String),
 }
@@ -160,26 +162,36 @@ fn broken<T>(text: String) -> Outcome<T> {
     Err(Problem::Broken(text))
 }
 
-/// Plays all scenarios with these drivers, on the lock service at `locks`, or else on services that are
-/// started for it. `drivers` are command lines for `sh`.
+/// What to play.
+#[derive(Debug)]
+pub struct Selection {
+    /// Command lines of drivers, for `sh`.
+    pub drivers: Vec<String>,
+    /// The lock service; `None`: those that are started for it.
+    pub locks: Option<String>,
+    /// Only scenarios about these promises; all if there are none. Tokens, overlaps and the protocol are
+    /// judged in each.
+    pub promises: Vec<Promise>,
+    /// How long an answer may take, and the lock service to come to a state.
+    pub patience: Duration,
+}
+
+/// Plays the scenarios.
 ///
 /// # Errors
 /// [`HarnessError`]: nothing can be said.
 ///
 /// # Panics
 /// A server of others does not start: see `lockkeeper_rig`.
-pub async fn conformance(
-    drivers: &[String],
-    locks: Option<&str>,
-    patience: Duration,
-) -> Result<Vec<Verdict>, HarnessError> {
-    let record = Record::new(patience);
+pub async fn conformance(selection: &Selection) -> Result<Vec<Verdict>, HarnessError> {
+    let Selection { drivers, locks, promises, patience } = selection;
+    let record = Record::new(*patience);
     let mut named = Vec::new();
     for command in drivers {
         named.push((command.clone(), hello(command, &record).await?));
     }
-    let services = services(&named, locks)?;
-    let played = services.into_iter().map(|service| play(service, &named, Record::new(patience)));
+    let services = services(&named, locks.as_deref())?;
+    let played = services.into_iter().map(|service| play(service, &named, promises, Record::new(*patience)));
     let mut verdicts = Verdicts::default();
     for (promise, seen) in try_join_all(played).await?.into_iter().flatten() {
         verdicts.add(promise, seen);
@@ -201,7 +213,9 @@ impl HarnessError {
 async fn hello(command: &str, record: &Record) -> Result<Hello, HarnessError> {
     let hello = match Driver::start(command, 0, record).await {
         Ok(driver) => driver.hello.clone(),
-        Err(Problem::Broken(text) | Problem::Failed(text)) => return Err(HarnessError::usage(text)),
+        Err(Problem::Broken(text) | Problem::LeftOut(text) | Problem::Failed(text)) => {
+            return Err(HarnessError::usage(text));
+        }
     };
     if hello.protocol != PROTOCOL {
         let text = format!("`{command}` speaks protocol {}, and this harness {PROTOCOL}", hello.protocol);
@@ -253,13 +267,16 @@ enum Seen {
 async fn play(
     service: Service,
     drivers: &[(String, Hello)],
+    promises: &[Promise],
     record: Record,
 ) -> Result<Vec<(Promise, Seen)>, HarnessError> {
     let name = service.name();
     let able = drivers.iter().filter(|(_, hello)| service.takes(hello)).cloned().collect();
     let stage = Stage::new(service, able, record).await?;
     let casts = |at_end: bool| {
-        let scenarios = SCENARIOS.iter().filter(move |it| (it.pairs == Pairs::AtEnd) == at_end);
+        let is_chosen = |it: &&Scenario| promises.is_empty() || promises.contains(&it.promise);
+        let scenarios = SCENARIOS.iter().filter(is_chosen);
+        let scenarios = scenarios.filter(move |it| (it.pairs == Pairs::AtEnd) == at_end);
         scenarios.flat_map(|scenario| Cast::all(&stage, scenario)).filter(|cast| !cast.is_beside_the_point())
     };
     let played = casts(false).map(|cast| async move { (cast, one(&cast).await) });
@@ -271,9 +288,9 @@ async fn play(
     for (cast, outcome) in played {
         let seen = match outcome {
             Ok(()) => Seen::Held,
-            Err(NotPlayed::Broken(text)) => Seen::Broken(format!("{name}{}: {text}", cast.shown())),
-            Err(NotPlayed::LeftOut(text)) => Seen::LeftOut(format!("{name}{}: {text}", cast.scenario.name)),
-            Err(NotPlayed::Failed(text)) => {
+            Err(Problem::Broken(text)) => Seen::Broken(format!("{name}{}: {text}", cast.shown())),
+            Err(Problem::LeftOut(text)) => Seen::LeftOut(format!("{name}{}: {text}", cast.scenario.name)),
+            Err(Problem::Failed(text)) => {
                 return Err(HarnessError::internal(format!("{}: {text}", cast.shown())));
             }
         };
@@ -292,22 +309,13 @@ async fn play(
     Ok(all)
 }
 
-/// Why a scenario has no good verdict.
-enum NotPlayed {
-    Broken(String),
-    LeftOut(String),
-    Failed(String),
-}
-
-async fn one(cast: &Cast<'_>) -> Result<(), NotPlayed> {
+async fn one(cast: &Cast<'_>) -> Outcome {
     if let Some(why) = cast.lacks() {
-        return Err(NotPlayed::LeftOut(why));
+        return Err(Problem::LeftOut(why));
     }
     match tokio::time::timeout(SCENARIO_MAX, (cast.scenario.play)(cast)).await {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(Problem::Broken(text))) => Err(NotPlayed::Broken(text)),
-        Ok(Err(Problem::Failed(text))) => Err(NotPlayed::Failed(text)),
-        Err(_) => Err(NotPlayed::Broken(format!("it has not come to its end within {SCENARIO_MAX:?}"))),
+        Ok(outcome) => outcome,
+        Err(_) => broken(format!("it has not come to its end within {SCENARIO_MAX:?}")),
     }
 }
 

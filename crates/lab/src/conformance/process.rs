@@ -21,6 +21,9 @@ use super::protocol::{
 };
 use super::{Outcome, Problem, Promise, broken};
 
+/// How long a driver may take to start.
+const START_MAX: Duration = Duration::from_secs(60);
+
 /// The clock and the history of a run.
 #[derive(Clone)]
 pub(super) struct Record {
@@ -63,7 +66,6 @@ pub(super) struct Driver {
 
 /// What a driver has said so far.
 struct Log {
-    patience: Duration,
     state: Mutex<LogState>,
     changed: Notify,
 }
@@ -102,8 +104,8 @@ impl Log {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `read` returns a value; `None` if it takes too long.
-    async fn until<T>(&self, mut read: impl FnMut(&mut LogState) -> Option<T>) -> Option<T> {
+    /// Waits until `read` returns a value; `None` after `limit`.
+    async fn until<T>(&self, limit: Duration, mut read: impl FnMut(&mut LogState) -> Option<T>) -> Option<T> {
         let wait = async {
             loop {
                 let mut changed = std::pin::pin!(self.changed.notified());
@@ -114,7 +116,7 @@ impl Log {
                 changed.await;
             }
         };
-        tokio::time::timeout(self.patience, wait).await.ok()
+        tokio::time::timeout(limit, wait).await.ok()
     }
 }
 
@@ -219,8 +221,7 @@ impl Driver {
         let (Some(commands), Some(says)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(Problem::Failed("a driver was started without its pipes".to_owned()));
         };
-        let log =
-            Arc::new(Log { patience: record.patience, state: Mutex::default(), changed: Notify::new() });
+        let log = Arc::new(Log { state: Mutex::default(), changed: Notify::new() });
         listen(says, log.clone(), record.clone());
         let mut driver = Self {
             name: command.to_owned(),
@@ -239,18 +240,13 @@ impl Driver {
             log,
             record: record.clone(),
         };
-        let hello = driver.log.until(|log| log.hello.take().or_else(|| ended(log))).await;
+        let hello = driver.log.until(START_MAX, |log| log.hello.take().or_else(|| ended(log))).await;
+        // A driver that does not start says nothing about a promise.
+        let failed = |why: String| Err(Problem::Failed(format!("`{command}` {why}")));
         driver.hello = match hello {
             Some(Ok(hello)) => hello,
-            Some(Err(why)) => {
-                return broken(format!("`{command}` does not begin with its first line: {why}"));
-            }
-            None => {
-                return broken(format!(
-                    "`{command}` has not written its first line within {:?}",
-                    record.patience
-                ));
-            }
+            Some(Err(why)) => return failed(format!("has no first line: {why}")),
+            None => return failed(format!("has not written its first line within {START_MAX:?}")),
         };
         driver.name = format!("{} {number}", driver.hello.driver);
         Ok(driver)
@@ -284,11 +280,16 @@ impl Driver {
     }
 
     async fn answer(&self, id: u64, to: &str) -> Outcome<Result<Value, CommandError>> {
-        let answered = self.log.until(|log| log.answers.remove(&id).map(Ok).or_else(|| ended(log))).await;
+        let answered = self
+            .log
+            .until(self.record.patience, |log| log.answers.remove(&id).map(Ok).or_else(|| ended(log)))
+            .await;
         match answered {
             Some(Ok(answer)) => Ok(answer),
             Some(Err(why)) => broken(format!("{} {why}, and `{to}` has no answer", self.name)),
-            None => broken(format!("{} has not answered `{to}` within {:?}", self.name, self.log.patience)),
+            None => {
+                broken(format!("{} has not answered `{to}` within {:?}", self.name, self.record.patience))
+            }
         }
     }
 
@@ -299,9 +300,22 @@ impl Driver {
         self.answer(id, &to).await
     }
 
+    /// Blocks the program; `None` if the language has no means for it.
+    pub(super) async fn stall(&self, duration: Duration) -> Outcome<Option<()>> {
+        let ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let id = self.send(Command::Stall { ms }, PendingKind::Other)?;
+        // Its patience begins afterwards.
+        tokio::time::sleep(duration).await;
+        match self.answer(id, "stall").await? {
+            Ok(_) => Ok(Some(())),
+            Err(error) if error.kind == ErrorKind::Refused => Ok(None),
+            Err(error) => broken(format!("{} answers {error:?} to `stall`", self.name)),
+        }
+    }
+
     /// Waits until it has refused `count` lines that have no id.
     pub(super) async fn refusals(&self, count: usize) -> Outcome {
-        match self.log.until(|log| (log.refusals >= count).then_some(())).await {
+        match self.log.until(self.record.patience, |log| (log.refusals >= count).then_some(())).await {
             Some(()) => Ok(()),
             None => broken(format!("{} has not refused a line without an id", self.name)),
         }
@@ -392,9 +406,9 @@ impl Driver {
     }
 
     async fn ended(&self) -> Outcome {
-        match self.log.until(|log| log.has_ended.then_some(())).await {
+        match self.log.until(self.record.patience, |log| log.has_ended.then_some(())).await {
             Some(()) => Ok(()),
-            None => broken(format!("{} has not ended within {:?}", self.name, self.log.patience)),
+            None => broken(format!("{} has not ended within {:?}", self.name, self.record.patience)),
         }
     }
 }
@@ -581,7 +595,8 @@ impl Held {
 
     /// It must be lost, and its loss must be reported.
     pub(super) async fn is_lost(&self, when: &str) -> Outcome {
-        let told = self.driver.log.until(|log| log.lost.get(&self.hold).copied()).await;
+        let told =
+            self.driver.log.until(self.driver.record.patience, |log| log.lost.get(&self.hold).copied()).await;
         if told.is_none() {
             return broken(format!("{} has not reported its loss: {when}", self.driver.name));
         }

@@ -251,7 +251,7 @@ impl<'a> Cast<'a> {
 
     /// Whether the scenario is about our own service, and is played on that.
     pub(super) fn is_beside_the_point(&self) -> bool {
-        let is_own = |need: &Need| matches!(need, Need::Cluster);
+        let is_own = |need: &Need| matches!(need, Need::Own | Need::Cluster);
         matches!(self.stage.service, Service::Redis(_)) && self.scenario.needs.iter().any(is_own)
     }
 
@@ -280,6 +280,7 @@ impl<'a> Cast<'a> {
                     .map(|hello| format!("{} has no {feature}", hello.driver))
                     .or_else(|| (!service).then(|| format!("the service has no {feature}")))
             }
+            Need::Own => (can.backend != "lockkeeper").then(|| "it needs our own service".to_owned()),
             Need::Cluster if matches!(self.stage.service, Service::Cluster(_)) => None,
             Need::Cluster => {
                 Some("it needs nodes of our own service that the harness has started".to_owned())

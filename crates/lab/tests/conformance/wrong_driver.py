@@ -16,6 +16,8 @@ lock = threading.Lock()
 commands = {}  # by id
 waiting = {}  # acquires without an answer, by id
 granted_at = {}  # by hold
+moved = {}  # the holds of acquires that were asked for again, by id
+CANCEL, AGAIN = 1_000_000, 2_000_000  # added to the ids of the filter's own commands
 lost = set()
 
 
@@ -41,9 +43,9 @@ def handle_command(line):
             earlier = [it for it in waiting.values() if it["lock"] == line["lock"] and it["wait_ms"] is None]
             to_driver(line)
             for other in earlier:
-                to_driver({"id": other["id"] + 1_000_000, "do": "cancel", "acquire": other["id"]})
-                again = {**other, "id": other["id"] + 2_000_000, "hold": other["hold"] + "-again"}
-                to_driver(again)
+                to_driver({"id": other["id"] + CANCEL, "do": "cancel", "acquire": other["id"]})
+                moved[other["id"]] = other["hold"] + "-again"
+                to_driver({**other, "id": other["id"] + AGAIN, "hold": moved[other["id"]]})
             waiting[line["id"]] = line
             return
         waiting[line["id"]] = line
@@ -62,6 +64,9 @@ def handle_command(line):
     if what == "check" and mistake == "never-lost" and line["hold"] in granted_at:
         to_harness({"id": line["id"], "ok": {"valid_ms": 1000}})
         return
+    for acquire, hold in moved.items():
+        if line.get("hold") == commands[acquire]["hold"]:
+            line = {**line, "hold": hold}
     to_driver(line)
 
 
@@ -70,9 +75,14 @@ def handle_answer(line):
         if mistake not in ("never-lost", "no-event"):
             to_harness(line)
         return
-    asked = commands.get(line["id"])
-    if asked is None:  # of an acquire that the harness knows as cancelled, or of the filter's own
+    if line["id"] in moved:
         return
+    if line["id"] is not None and line["id"] >= AGAIN:
+        line["id"] -= AGAIN
+    asked = commands.get(line["id"])
+    if asked is None and line["id"] is not None:  # the harness does not wait for it
+        return
+    asked = asked or {"do": ""}
     waiting.pop(line["id"], None)
     kind, ok = line.get("error", {}).get("kind"), line.get("ok")
     is_acquire = asked["do"] in ("acquire", "lead")

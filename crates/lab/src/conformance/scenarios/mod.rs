@@ -43,6 +43,8 @@ pub(super) enum Need {
     Feature(&'static str),
     /// Grants in the order of arrival.
     Fair,
+    /// Our own service.
+    Own,
     /// A service behind proxies of the harness.
     Proxy,
     /// Nodes that the harness has started.

@@ -109,7 +109,7 @@ pub(super) const BAD_INPUT: Scenario = Scenario {
     name: "bad input",
     promise: Promise::P11,
     pairs: Pairs::Next,
-    needs: &[Need::Cluster],
+    needs: &[Need::Own],
     play: |cast| Box::pin(bad_input(cast)),
 };
 
