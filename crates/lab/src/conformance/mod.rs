@@ -5,13 +5,15 @@
 //! proxies. It stops, kills and cuts off both sides, and compares what the clients say of their holds.
 //!
 //! Reading order: `protocol.rs`, `scenarios/mod.rs` and one of its scenarios, `history.rs` (the judge),
-//! `process.rs` and `stage.rs` (what scenarios play with).
+//! `hold.rs` and `stage.rs` (what scenarios play with), `process.rs` and `log.rs` (a driver's input and output).
 //!
 //! - A violation is reported only if it is certain: see `history.rs`.
 //! - Each wait has a time limit. A driver that does not answer in time has broken the scenario's promise.
 //! - A driver knows nothing of the scenarios.
 
 mod history;
+mod hold;
+mod log;
 mod process;
 pub mod protocol;
 mod scenarios;
@@ -28,7 +30,8 @@ use lockkeeper_rig::{Redis, find, redis};
 
 use crate::node::Node;
 use history::{Finding, shortened};
-use process::{Driver, Record};
+use log::Record;
+use process::Driver;
 use protocol::{Hello, PROTOCOL};
 use scenarios::{Pairs, SCENARIOS, Scenario};
 use stage::{Cast, Service, Stage};

@@ -11,7 +11,9 @@ use lockkeeper::{ConnectError, LockInfo, Locks};
 use lockkeeper_rig::{Faults, Redis};
 use tokio::sync::OnceCell;
 
-use super::process::{Driver, Record, Want};
+use super::hold::Want;
+use super::log::Record;
+use super::process::Driver;
 use super::protocol::{Hello, LockMode};
 use super::scenarios::{Need, Pairs, Scenario};
 use super::{HarnessError, Outcome, Problem, broken};

@@ -103,7 +103,7 @@ mistakes! {
     a_driver_with_a_late_deadline_is_found: "long-validity", "P1", "P5", "longer than its ttl";
     a_driver_that_ignores_cancel_is_found: "ignores-cancel", "P7", "P7", "has not answered";
     a_driver_that_leaves_its_place_is_found: "asks-anew", "P8", "P8", "has not answered";
-    a_driver_that_accepts_all_is_found: "accepts-all", "P11", "P11", "answers Ok";
+    a_driver_that_accepts_all_is_found: "accepts-all", "P11", "P11", "answers that it holds";
     a_driver_that_answers_twice_is_found: "answers-twice", "P8", "protocol", "not due";
 }
 

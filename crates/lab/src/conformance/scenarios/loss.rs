@@ -4,7 +4,7 @@ use futures_util::future::try_join;
 use lockkeeper::{BreakOrder, LockName, Token};
 
 use super::{Need, Pairs, Scenario};
-use crate::conformance::process::Held;
+use crate::conformance::hold::Held;
 use crate::conformance::protocol::ErrorKind;
 use crate::conformance::stage::{Cast, SHORT};
 use crate::conformance::{Outcome, Problem, Promise, broken};

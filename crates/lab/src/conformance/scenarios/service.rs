@@ -5,7 +5,7 @@ use nix::sys::signal::Signal;
 
 use super::{Need, Pairs, Scenario};
 use crate::Result;
-use crate::conformance::process::{Asked, Held, Want};
+use crate::conformance::hold::{Asked, Held, Want};
 use crate::conformance::stage::{Actor, Cast, SHORT};
 use crate::conformance::{Outcome, Problem, Promise};
 use crate::node::Node;
