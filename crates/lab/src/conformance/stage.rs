@@ -338,12 +338,12 @@ impl<'a> Cast<'a> {
     /// Waits until so many hold the lock.
     pub(super) async fn holders(&self, want: &Want, count: usize) -> Outcome {
         let what = format!("does not have {count} holders");
-        self.until(want, &what, |info| info.holder_count == count).await
+        self.until(want, &what, |info| info.hold_count == count).await
     }
 
     /// Waits until nobody holds the lock or waits for it.
     pub(super) async fn is_free(&self, want: &Want) -> Outcome {
         let what = "is held or waited for, although nobody should";
-        self.until(want, what, |info| info.waiter_count == 0 && info.holder_count == 0).await
+        self.until(want, what, |info| info.waiter_count == 0 && info.hold_count == 0).await
     }
 }
