@@ -191,7 +191,18 @@ const TEST_NEEDS: &[TestNeeds] = &[
         needs: &[Need::of(memcached::SERVER, "the example of a lock service")],
     },
     TestNeeds {
-        packages: &[COMMAND, DYNAMODB, FENCE, LIBRARY, NODE, PYTHON, REDIS, RIG],
+        packages: &[LAB],
+        needs: &[
+            Need { program: "go", package: "golang-go", used_by: "the driver of the client for Go" },
+            Need {
+                program: "javac",
+                package: "default-jdk-headless",
+                used_by: "the driver of the client for Java",
+            },
+        ],
+    },
+    TestNeeds {
+        packages: &[COMMAND, DYNAMODB, FENCE, LAB, LIBRARY, NODE, PYTHON, REDIS, RIG],
         needs: &[
             Need { program: "python3", package: "python3", used_by: "lock clients and emulators in Python" },
             Need { program: "pip3", package: "python3-pip", used_by: "the same" },

@@ -13,7 +13,7 @@ use clap::Args;
 use crate::TaskResult;
 use crate::features::Targets;
 use crate::needs::{NEXTEST, install_build_needs, install_test_needs};
-use crate::packages::{COMMAND, LAB};
+use crate::packages::{COMMAND, LAB, PYTHON};
 use crate::process::{TEST_CONFIG, cargo, not_started, run, shown};
 use crate::record::{self, Tally, TestPhase};
 
@@ -33,9 +33,9 @@ pub(crate) struct Selection {
 /// The size of the tests that have several: `lockkeeper_corpus::size`. Without it they are quick.
 const SIZE: &str = "LOCKKEEPER_TEST_SIZE";
 
-/// Programs of other packages that the tests of a package start. With all packages they are built in any
+/// Programs and native modules of other packages that the tests of a package start. With all packages they are built in any
 /// case.
-const PROGRAMS: [(&str, &[&str]); 2] = [(COMMAND, &[LAB, "xtask"]), (LAB, &[COMMAND])];
+const PROGRAMS: [(&str, &[&str]); 2] = [(COMMAND, &[LAB, "xtask"]), (LAB, &[COMMAND, PYTHON])];
 
 /// Installs missing programs, runs the selected tests and doctests, and prints the count as the last line of
 /// stdout.
@@ -131,7 +131,7 @@ impl Selection {
         let chosen = |package: &str| self.packages.iter().any(|it| it == package);
         for (_, others) in PROGRAMS.into_iter().filter(|(package, _)| chosen(package)) {
             let mut cargo = cargo();
-            cargo.args(["build", "--bins"]).args(TEST_CONFIG);
+            cargo.arg("build").args(TEST_CONFIG);
             others.iter().for_each(|other| _ = cargo.args(["--package", other]));
             run(&mut cargo)?;
         }

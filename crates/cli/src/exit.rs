@@ -47,7 +47,7 @@ pub const STALE: u8 = 79;
 pub const UNHEALTHY: u8 = 80;
 /// `run`: the command can't be executed.
 pub const NOT_EXECUTABLE: u8 = 126;
-/// `run`: the command was not found. `pitfalls`: `lockkeeper-lab` was not found.
+/// `run`: the command was not found. `pitfalls`, `conformance`: `lockkeeper-lab` was not found.
 pub const NOT_FOUND: u8 = 127;
 
 /// Every exit code of this program, in the order of `docs/cli.md`.

@@ -1,5 +1,10 @@
-//! The classic mistakes with distributed locks, as short programs that fail on real servers, each beside the
-//! right way. `lockkeeper-lab pitfalls` plays them; docs/pitfalls.md is made from them.
+//! Experiments on real servers: the classic mistakes with distributed locks, and the verdict on a client.
+//!
+//! `lockkeeper-lab conformance` gives any client a verdict for each promise: see `conformance/mod.rs`, and
+//! `driver.rs` for the Rust library's driver.
+//!
+//! `lockkeeper-lab pitfalls` plays the mistakes: short programs that fail, each beside the right way.
+//! docs/pitfalls.md is made from them.
 //!
 //! A [`Pitfall`] has two programs, the mistake and the right way, and one script that plays either of them:
 //! it starts servers and actors (processes that run the program), injects the same fault at the same point,
@@ -17,6 +22,8 @@
 
 mod account;
 mod actor;
+pub mod conformance;
+mod driver;
 mod mistakes;
 mod naive;
 mod node;
@@ -30,6 +37,7 @@ use std::pin::Pin;
 use lockkeeper_rig::Program;
 
 pub use actor::act;
+pub use driver::drive;
 pub use mistakes::PITFALLS;
 pub use page::markdown;
 pub use scene::{Line, LineKind, play};

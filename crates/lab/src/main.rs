@@ -1,6 +1,7 @@
-//! The `lockkeeper-lab` command: experiments that start servers of other projects. `lockkeeper pitfalls` runs
-//! it.
+//! The `lockkeeper-lab` command: experiments that start servers. `lockkeeper pitfalls` and `lockkeeper
+//! conformance` run it.
 
+mod conform;
 mod output;
 mod pitfalls;
 
@@ -11,19 +12,20 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use serde_json::json;
 
+use conform::Conformance;
 use pitfalls::Pitfalls;
 
 /// The exit codes, a part of those in docs/cli.md.
 mod exit {
     pub(crate) const OK: u8 = 0;
-    /// A mistake has lost nothing, or its right way something.
+    /// A mistake has lost nothing, or its right way something; a client breaks a promise.
     pub(crate) const NO: u8 = 1;
     pub(crate) const USAGE: u8 = 64;
     /// A play itself has failed.
     pub(crate) const INTERNAL: u8 = 70;
     /// Standard output can't be written.
     pub(crate) const IO: u8 = 74;
-    /// A program that a play needs is not installed.
+    /// A program that a play needs is not installed, or a driver does not start.
     pub(crate) const CONFIG: u8 = 78;
 }
 
@@ -43,6 +45,11 @@ struct Lab {
 enum Experiment {
     /// Show the classic mistakes with locks: programs that fail on real servers, each beside the right way
     Pitfalls(Pitfalls),
+    /// Give a client, in any language, a verdict for each promise
+    Conformance(Conformance),
+    /// Run the Rust library as a driver for `conformance`: commands on standard input, answers on standard
+    /// output
+    Driver,
 }
 
 /// An exit code, and a message of one line.
@@ -61,6 +68,11 @@ fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
     let ended = match Lab::try_parse_from(&words) {
         Ok(Lab { experiment: Experiment::Pitfalls(args) }) => pitfalls::run(&args),
+        Ok(Lab { experiment: Experiment::Conformance(args) }) => conform::run(&args),
+        Ok(Lab { experiment: Experiment::Driver }) => {
+            let ended = lockkeeper_lab::drive();
+            ended.map(|()| exit::OK).map_err(|error| LabError::new(exit::INTERNAL, error.to_string()))
+        }
         Err(error) => usage(&error),
     };
     ExitCode::from(ended.unwrap_or_else(|LabError { code, message }| {

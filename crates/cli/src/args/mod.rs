@@ -129,6 +129,18 @@ options.")]
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
         args: Vec<OsString>,
     },
+    /// Give any client of the lock service, in any language, a verdict for each promise
+    #[command(after_help = "\
+Example:
+  lockkeeper conformance --driver 'python3 my_driver.py'
+
+A driver is a small program around the client (docs/write-a-client.md). `lockkeeper-lab conformance --help` has all
+options.")]
+    Conformance {
+        /// Options for `lockkeeper-lab conformance`, which this starts
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+        args: Vec<OsString>,
+    },
     /// List locks in use
     #[command(after_help = "Example:\n  lockkeeper ls orders --json")]
     Ls(Ls),

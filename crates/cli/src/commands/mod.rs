@@ -12,9 +12,9 @@ mod explain;
 mod fence;
 mod gate;
 mod inspect;
+mod lab;
 mod nodes;
 mod operate;
-mod pitfalls;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod restore;
@@ -64,7 +64,8 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Gate(args) => block_on_all_cores(gate::gate(args)),
         Command::Advise(args) => advise::advise(&args),
         Command::Explain(args) => explain::explain(&args),
-        Command::Pitfalls { args } => Err(pitfalls::pitfalls(&args)),
+        Command::Conformance { args } => Err(lab::lab("conformance", &args)),
+        Command::Pitfalls { args } => Err(lab::lab("pitfalls", &args)),
         Command::Ls(args) => block_on(patiently(inspect::ls(args))),
         Command::Show(args) => block_on(patiently(inspect::show(args))),
         Command::Watch(args) => block_on(watch::watch(args)),

@@ -1,0 +1,249 @@
+//! A driver's process: its commands, and faults of the process.
+
+use std::cell::Cell;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command as Process, Stdio};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::history::Wanted;
+use super::hold::{Asked, Held, Want};
+use super::log::{Log, Pending, PendingKind, Record, ended, listen};
+use super::protocol::{AcquireCommand, Command, CommandError, ErrorKind, Hello, LeadCommand, Line};
+use super::{Outcome, Problem, broken};
+
+/// How long a driver may take to start.
+const START_MAX: Duration = Duration::from_secs(60);
+
+/// A driver that runs; killed when dropped, with all that it has started.
+pub(super) struct Driver {
+    /// The driver's name, with the number of its process.
+    pub(super) name: String,
+    pub(super) hello: Hello,
+    ttl: Cell<Duration>,
+    child: Child,
+    commands: Mutex<Option<ChildStdin>>,
+    next_id: Cell<u64>,
+    pub(super) log: Arc<Log>,
+    pub(super) record: Record,
+}
+
+impl Driver {
+    /// Starts a driver by a shell's command line, and waits for its first line.
+    pub(super) async fn start(command: &str, number: usize, record: &Record) -> Outcome<Self> {
+        let mut child = Process::new("sh")
+            .args(["-c", command])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // Signals are meant for it and for what it starts; Ctrl-C is not.
+            .process_group(0)
+            .spawn()
+            .map_err(|error| Problem::Failed(format!("`sh -c {command:?}` can't be started: {error}")))?;
+        let (Some(commands), Some(says)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(Problem::Failed("a driver was started without its pipes".to_owned()));
+        };
+        let log = Arc::<Log>::default();
+        listen(says, log.clone(), record.clone());
+        let mut driver = Self {
+            name: command.to_owned(),
+            hello: Hello {
+                driver: String::new(),
+                version: String::new(),
+                protocol: 0,
+                schemes: Vec::new(),
+                modes: Vec::new(),
+                features: Vec::new(),
+            },
+            ttl: Cell::default(),
+            child,
+            commands: Mutex::new(Some(commands)),
+            next_id: Cell::new(1),
+            log,
+            record: record.clone(),
+        };
+        let hello = driver.log.until(START_MAX, |log| log.hello.take().or_else(|| ended(log))).await;
+        // A driver that does not start says nothing about a promise.
+        let failed = |why: String| Err(Problem::Failed(format!("`{command}` {why}")));
+        driver.hello = match hello {
+            Some(Ok(hello)) => hello,
+            Some(Err(why)) => return failed(format!("has no first line: {why}")),
+            None => return failed(format!("has not written its first line within {START_MAX:?}")),
+        };
+        driver.name = format!("{} {number}", driver.hello.driver);
+        Ok(driver)
+    }
+
+    /// Connects it. `Err` is its own answer.
+    pub(super) async fn connect(&self, url: &str, ttl: Duration) -> Outcome<Result<(), CommandError>> {
+        self.ttl.set(ttl);
+        let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        let connect = Command::Connect { url: url.to_owned(), ttl_ms, label: Some(self.name.clone()) };
+        Ok(self.call(connect).await?.map(drop))
+    }
+
+    /// Sends a command; returns its id.
+    pub(super) fn send(&self, command: Command, kind: PendingKind) -> Outcome<u64> {
+        let id = self.next_id.replace(self.next_id.get() + 1);
+        let line = Line { id, command }.text();
+        self.log.state().pending.insert(id, Pending { sent: self.record.now(), kind });
+        self.write(&line)?;
+        Ok(id)
+    }
+
+    /// Writes a line, which need not be a command.
+    pub(super) fn write(&self, line: &str) -> Outcome {
+        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = commands.as_mut().map(|commands| writeln!(commands, "{line}"));
+        match written {
+            Some(Ok(())) => Ok(()),
+            _ => broken(format!("{} has closed its standard input", self.name)),
+        }
+    }
+
+    pub(super) async fn answer(&self, id: u64, to: &str) -> Outcome<Result<Value, CommandError>> {
+        let answered = self
+            .log
+            .until(self.record.patience, |log| log.answers.remove(&id).map(Ok).or_else(|| ended(log)))
+            .await;
+        match answered {
+            Some(Ok(answer)) => Ok(answer),
+            Some(Err(why)) => broken(format!("{} {why}, and `{to}` has no answer", self.name)),
+            None => {
+                broken(format!("{} has not answered `{to}` within {:?}", self.name, self.record.patience))
+            }
+        }
+    }
+
+    /// Sends a command and waits for its answer.
+    pub(super) async fn call(&self, command: Command) -> Outcome<Result<Value, CommandError>> {
+        let to = serde_json::to_string(&command).unwrap_or_default();
+        let id = self.send(command, PendingKind::Other)?;
+        self.answer(id, &to).await
+    }
+
+    /// Blocks the program; `None` if the language has no means for it.
+    pub(super) async fn stall(&self, duration: Duration) -> Outcome<Option<()>> {
+        let ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let id = self.send(Command::Stall { ms }, PendingKind::Other)?;
+        // Its patience begins afterwards.
+        tokio::time::sleep(duration).await;
+        match self.answer(id, "stall").await? {
+            Ok(_) => Ok(Some(())),
+            Err(error) if error.kind == ErrorKind::Refused => Ok(None),
+            Err(error) => broken(format!("{} answers {error:?} to `stall`", self.name)),
+        }
+    }
+
+    /// Waits until it has refused `count` lines that have no id.
+    pub(super) async fn refusals(&self, count: usize) -> Outcome {
+        match self.log.until(self.record.patience, |log| (log.refusals >= count).then_some(())).await {
+            Some(()) => Ok(()),
+            None => broken(format!("{} has not refused a line without an id", self.name)),
+        }
+    }
+
+    /// Begins an acquire.
+    pub(super) fn ask(self: &Rc<Self>, want: &Want) -> Outcome<Asked> {
+        let hold = format!("h{}", self.next_id.get());
+        let wanted = Wanted {
+            driver: self.name.clone(),
+            names: want.names.clone(),
+            subtree: want.subtree,
+            mode: want.mode,
+            permits: want.permits,
+            ttl: self.ttl.get(),
+            promise: want.promise,
+        };
+        let mut names = want.names.iter().cloned();
+        let lock = names.next().unwrap_or_default();
+        let command = match want.is_election {
+            true => Command::Lead(LeadCommand { hold: hold.clone(), election: lock, wait_ms: want.wait_ms }),
+            false => Command::Acquire(AcquireCommand {
+                hold: hold.clone(),
+                lock,
+                also: names.collect(),
+                mode: want.mode,
+                permits: want.permits,
+                subtree: want.subtree,
+                wait_ms: want.wait_ms,
+            }),
+        };
+        let text = serde_json::to_string(&command).unwrap_or_default();
+        let id = self.send(command, PendingKind::Acquire { hold: hold.clone(), wanted })?;
+        Ok(Asked { driver: self.clone(), id, hold, text })
+    }
+
+    /// Acquires a lock, which must be granted.
+    pub(super) async fn acquire(self: &Rc<Self>, want: &Want) -> Outcome<Held> {
+        self.ask(want)?.granted().await
+    }
+
+    fn signal(&self, signal: Signal) -> Outcome {
+        killpg(self.pid(), signal).map_err(|error| Problem::Failed(format!("{signal} to a driver: {error}")))
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id()).expect("the system's pids are i32"))
+    }
+
+    /// Stops it (SIGSTOP).
+    pub(super) fn stop(&self) -> Outcome {
+        self.signal(Signal::SIGSTOP)?;
+        // WNOWAIT: a process that has ended is not reaped here.
+        let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+        waitid(Id::Pid(self.pid()), flags).map(drop).map_err(|error| Problem::Failed(error.to_string()))
+    }
+
+    /// Continues it.
+    pub(super) fn cont(&self) -> Outcome {
+        self.signal(Signal::SIGCONT)
+    }
+
+    /// Kills it, with all that it has started.
+    pub(super) fn kill(&self) -> Outcome {
+        self.over();
+        self.signal(Signal::SIGKILL)
+    }
+
+    /// Ends its input, and waits until it has ended.
+    pub(super) async fn end(&self) -> Outcome {
+        self.over();
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.ended().await
+    }
+
+    /// Tells it to die, and waits until it has ended.
+    pub(super) async fn die(&self) -> Outcome {
+        self.over();
+        self.send(Command::Die {}, PendingKind::Other)?;
+        self.ended().await
+    }
+
+    /// From now on its holds count as ended.
+    fn over(&self) {
+        let (now, log) = (self.record.now(), self.log.state());
+        let mut history = self.record.history();
+        log.grants.values().for_each(|&grant| history.released(grant, now));
+    }
+
+    async fn ended(&self) -> Outcome {
+        match self.log.until(self.record.patience, |log| log.has_ended.then_some(())).await {
+            Some(()) => Ok(()),
+            None => broken(format!("{} has not ended within {:?}", self.name, self.record.patience)),
+        }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let _ = killpg(self.pid(), Signal::SIGKILL);
+        let _ = self.child.wait();
+    }
+}
