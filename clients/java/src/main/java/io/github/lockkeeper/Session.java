@@ -18,8 +18,8 @@ import java.util.function.Supplier;
  * monitor, in which no I/O is done.
  */
 final class Session {
-    /** The service's limit of requests that one call waits for. */
-    private static final int WAITING_MAX = 4_096;
+    /** The service's limit of requests in the lists of one call. */
+    private static final int LIST_MAX = 4_096;
 
     final long id;
     private final Locks locks;
@@ -98,9 +98,9 @@ final class Session {
             if (isOver || attempt.isOver()) {
                 return false;
             }
-            if (waiting.size() >= WAITING_MAX) {
+            if (waiting.size() >= LIST_MAX) {
                 throw new LockException.Refused("resource-exhausted",
-                        WAITING_MAX + " acquires of this client wait already, which is the limit; use another client");
+                        LIST_MAX + " acquires of this client wait already, which is the limit; use another client");
             }
             attempt.queued();
             waiting.put(number, attempt);
@@ -350,7 +350,7 @@ final class Session {
             }
             // At most ttl / 5, and ttl / 6 for the answer: a node that hangs leaves time for another one.
             long wait = tries > 0 ? 0 : Math.min(60_000, locks.ttlMillis / 5);
-            String body = Json.of("poll_ms", wait, "waiting", awaited, "known", known).toString();
+            String body = Json.of("poll_ms", wait, "waiting", awaited, "known", known.subList(0, Math.min(LIST_MAX, known.size()))).toString();
             Exception error = null;
             try {
                 long limit = wait + Math.max(100, locks.ttlMillis / 6);

@@ -18,6 +18,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.function.BooleanSupplier;
@@ -287,19 +288,27 @@ final class ClientTest {
         }
     }
 
-    /** Passes calls on, and loses each fifth call, each fifth answer. */
+    /** Passes calls on, and loses each fifth call and each fifth answer. */
     private static final class Proxy implements AutoCloseable {
         final ServerSocket listener = new ServerSocket(0, 50, java.net.InetAddress.getLoopbackAddress());
         final AtomicInteger calls = new AtomicInteger();
         final Set<Socket> open = ConcurrentHashMap.newKeySet();
-        volatile boolean isSilent;
 
         Proxy() throws IOException {
             new Thread(() -> {
                 try {
                     while (true) {
                         Socket client = listener.accept();
-                        new Thread(() -> pass(client)).start();
+                        java.net.URI to = java.net.URI.create(url);
+                        Socket server = new Socket(to.getHost(), to.getPort());
+                        AtomicBoolean losesAnswer = new AtomicBoolean();
+                        open.addAll(List.of(client, server));
+                        new Thread(() -> pass(client, server, () -> {
+                            int call = calls.incrementAndGet() % 5;
+                            losesAnswer.set(call == 2);
+                            return call != 0;
+                        })).start();
+                        new Thread(() -> pass(server, client, () -> !losesAnswer.get())).start();
                     }
                 } catch (IOException closed) {
                     // The test is over.
@@ -311,30 +320,16 @@ final class ClientTest {
             return "http://127.0.0.1:" + listener.getLocalPort();
         }
 
-        private void pass(Socket client) {
-            open.add(client);
-            java.net.URI to = java.net.URI.create(url);
+        private void pass(Socket from, Socket to, BooleanSupplier passes) {
             byte[] buffer = new byte[1 << 16];
-            try (client; Socket server = new Socket(to.getHost(), to.getPort())) {
-                while (true) {
-                    int length = client.getInputStream().read(buffer);
-                    int call = calls.incrementAndGet() % 5;
-                    if (length < 0 || (!isSilent && call == 0)) {
-                        return;
-                    }
-                    server.getOutputStream().write(buffer, 0, length);
-                    length = server.getInputStream().read(buffer);
-                    if (length < 0 || (!isSilent && call == 2)) {
-                        return;
-                    }
-                    if (!isSilent) {
-                        client.getOutputStream().write(buffer, 0, length);
-                    }
+            try (from; to) {
+                for (int length; (length = from.getInputStream().read(buffer)) > 0 && passes.getAsBoolean();) {
+                    to.getOutputStream().write(buffer, 0, length);
                 }
             } catch (IOException cut) {
-                // As if it were the network.
+                // As by a network.
             } finally {
-                open.remove(client);
+                open.removeAll(List.of(from, to));
             }
         }
 
@@ -442,8 +437,7 @@ final class ClientTest {
 
     /** After a stop of this program that outlasts the lease, the first check says so, before any answer. */
     private static void stopped() throws Exception {
-        try (Proxy proxy = new Proxy(); Locks other = connect();
-                Locks locks = Lockkeeper.at(proxy.url()).ttl(Duration.ofSeconds(1)).connect()) {
+        try (Locks other = connect(); Locks locks = Lockkeeper.at(url).ttl(Duration.ofSeconds(1)).connect()) {
             Hold hold = locks.mutex("stopped").acquire();
             CompletableFuture<Hold> waits = locks.mutex("stopped").acquireAsync();
             waitUntil("it waits", () -> waiters(other, "stopped") == 1);
