@@ -174,7 +174,7 @@ final class ClientTest {
     private static void many() throws Exception {
         try (Locks locks = connect()) {
             AtomicInteger next = new AtomicInteger();
-            join(threads(16, () -> {
+            join(threads(14, () -> {
                 String name = "many/" + next.getAndIncrement();
                 for (int i = 0; i < 300; i++) {
                     locks.mutex(name).tryAcquire().orElseThrow().close();
