@@ -1,4 +1,5 @@
-//! `cargo xtask dist`: what is installed on a machine, as an archive and as a Debian package.
+//! `cargo xtask dist`: what is installed on a machine, as an archive and as a Debian package; and the jar of the
+//! client for Java.
 //!
 //! Both contain the same tree below their prefix: the programs with all their features, man pages and
 //! completions, and the systemd unit. The Debian package is made by dpkg-deb alone, which every Debian has:
@@ -72,6 +73,7 @@ pub(crate) fn make(choice: &Dist) -> TaskResult {
     fs::create_dir_all(&choice.out).map_err(|error| format!("{}: {error}", choice.out.display()))?;
     let name = format!("lockkeeper-{version}-{ARCH}-{OS}");
     let made = [archive(&programs, &choice.out, &name)?, package(&programs, &choice.out, &version)?];
+    println!("{}", jar(&choice.out, &version)?.display());
     println!("{}\n{}", made[0].display(), made[1].display());
     Ok(())
 }
@@ -112,6 +114,19 @@ fn package(programs: &Path, out: &Path, version: &str) -> TaskResult<PathBuf> {
     }
     let file = out.join(format!("lockkeeper_{version}_{architecture}.deb"));
     run(Command::new("dpkg-deb").args(["--root-owner-group", "--build"]).arg(&root).arg(&file))?;
+    Ok(file)
+}
+
+/// The client for Java.
+fn jar(out: &Path, version: &str) -> TaskResult<PathBuf> {
+    const SOURCES: &str = "clients/java/src/main/java/io/github/lockkeeper";
+    let problem = |error| format!("{SOURCES}: {error}");
+    let files = fs::read_dir(SOURCES).map_err(problem)?;
+    let files = files.map(|file| Ok(file?.path())).collect::<Result<Vec<_>, _>>().map_err(problem)?;
+    let classes = fresh(&out.join("java"))?;
+    run(Command::new("javac").args(["--release", "17", "-d"]).arg(&classes).args(files))?;
+    let file = out.join(format!("lockkeeper-{version}.jar"));
+    run(Command::new("jar").args(["--create", "--file"]).arg(&file).arg("-C").arg(&classes).arg("."))?;
     Ok(file)
 }
 

@@ -9,7 +9,7 @@ use lockkeeper_rig::Postgres;
 use serde_json::{Value, json};
 
 use crate::node::Node;
-use crate::support::{CommandExt as _, Place};
+use crate::support::{CommandExt as _, TestDir};
 
 const PAGE: &str = include_str!("../../../../docs/languages/java.md");
 const CLIENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../clients/java");
@@ -17,8 +17,8 @@ const FENCE_SQL: &str = include_str!("../../../fence/src/postgres/fence.sql");
 const JDBC: &str = "/usr/share/java/postgresql.jar";
 
 /// Compiles the client and its tests with all warnings, as errors. Returns the folder of the classes.
-fn compiled(place: &Place) -> PathBuf {
-    let classes = place.path("classes");
+fn compiled(dir: &TestDir) -> PathBuf {
+    let classes = dir.path("classes");
     let mut javac = Command::new("javac");
     javac.args(["--release", "17", "-Xlint:all,-serial,-try", "-Werror", "-d"]).arg(&classes);
     javac.args(sources(Path::new(CLIENT)));
@@ -40,8 +40,8 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn node(place: &Place) -> Node {
-    place.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready()
+fn node(dir: &TestDir) -> Node {
+    dir.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready()
 }
 
 /// Runs a test program with assertions, and little of the machine.
@@ -68,7 +68,8 @@ fn driver_answers(classes: &Path, node: &Node) {
     let mut answer = || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
     assert_eq!(answer()["version"], env!("CARGO_PKG_VERSION"));
     let connect = json!({"id": 1, "do": "connect", "url": node.http(), "ttl_ms": 5000});
-    let acquire = json!({"id": 2, "do": "acquire", "hold": "a", "lock": "driven", "mode": "exclusive", "wait_ms": 0});
+    let acquire =
+        json!({"id": 2, "do": "acquire", "hold": "a", "lock": "driven", "mode": "exclusive", "wait_ms": 0});
     let release = json!({"id": 3, "do": "release", "hold": "a"});
     writeln!(commands, "{connect}\n{acquire}").unwrap();
     assert_eq!(answer(), json!({"id": 1, "ok": {}}));
@@ -81,9 +82,9 @@ fn driver_answers(classes: &Path, node: &Node) {
 
 #[test]
 fn client_for_java_and_its_fence() {
-    let place = Place::new();
-    let classes = compiled(&place);
-    let node = node(&place);
+    let dir = TestDir::new();
+    let classes = compiled(&dir);
+    let node = node(&dir);
     java(&classes, "ClientTest", &[&node.http(), &node.id().to_string()]);
 
     driver_answers(&classes, &node);
@@ -97,8 +98,8 @@ fn client_for_java_and_its_fence() {
 /// The jar that the page's commands make, in an empty folder, with the page's program.
 #[test]
 fn first_lock_of_the_page_for_java() {
-    let place = Place::new();
-    let node = node(&place);
+    let dir = TestDir::new();
+    let node = node(&dir);
     let code = |language: &str| {
         let begin = PAGE.find(&format!("```{language}\n")).unwrap() + language.len() + 4;
         PAGE[begin..].split_once("```").unwrap().0
@@ -106,10 +107,12 @@ fn first_lock_of_the_page_for_java() {
     let build = code("sh").replace("cd clients/java", &format!("cd {CLIENT}"));
     let build = build.replace("-d classes", "-d $0/classes").replace("-C classes", "-C $0/classes");
     let build = build.replace("--file lockkeeper.jar", "--file $0/lockkeeper.jar");
-    let built = Command::new("sh").args(["-ec", &build]).arg(place.path("")).ended();
+    let built = Command::new("sh").args(["-ec", &build]).arg(dir.path("")).ended();
     assert_eq!((built.code, &built.err[..]), (0, ""), "{built:?}");
-    std::fs::write(place.path("Orders.java"), code("java").replace("http://127.0.0.1:5627", &node.http())).unwrap();
-    let ran = Command::new("java").args(["-cp", "lockkeeper.jar", "Orders.java"]).current_dir(place.path("")).ended();
+    std::fs::write(dir.path("Orders.java"), code("java").replace("http://127.0.0.1:5627", &node.http()))
+        .unwrap();
+    let ran =
+        Command::new("java").args(["-cp", "lockkeeper.jar", "Orders.java"]).current_dir(dir.path("")).ended();
     let token = ran.out.strip_prefix("token ").and_then(|token| token.trim_end().parse::<u64>().ok());
     assert!(ran.code == 0 && token.is_some_and(|token| token > 0), "{ran:?}");
 }
