@@ -163,7 +163,8 @@ final class Attempt {
     private void timeOut() {
         if (isOver.compareAndSet(false, true)) {
             // Only the answer shows for certain that nothing is held.
-            session.abandon(number).orTimeout(locks.ttlMillis / 3, TimeUnit.MILLISECONDS).whenComplete((done, silence) ->
+            CompletableFuture<Void> left = session.abandon(number);
+            left.orTimeout(locks.ttlMillis / 3, TimeUnit.MILLISECONDS).whenComplete((done, silence) ->
                     complete(() -> result.completeExceptionally(silence == null
                             ? new LockException.TimedOut("the lock " + lock + " was not free in time")
                             : new LockException.Unreachable("no answer of " + locks.nodes + " in time", null))));

@@ -74,7 +74,8 @@ public final class Driver {
     private Json.Fields done(Json.Fields command) {
         switch (String.valueOf(command.text("do"))) {
             case "connect":
-                Lockkeeper options = Lockkeeper.at(text(command, "url")).ttl(Duration.ofMillis(number(command, "ttl_ms")));
+                Duration ttl = Duration.ofMillis(number(command, "ttl_ms"));
+                Lockkeeper options = Lockkeeper.at(text(command, "url")).ttl(ttl);
                 if (command.text("label") != null) {
                     options.label(command.text("label"));
                 }

@@ -15,7 +15,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Supplier;
 
-/** A client of the service. Its locks are those of one session, which is opened when the first is acquired. */
+/** A client of the service, safe for threads. Its holds are in one session, which the first acquire opens. */
 public final class Locks implements AutoCloseable {
     final Nodes nodes;
     final long ttlMillis;
@@ -27,7 +27,8 @@ public final class Locks implements AutoCloseable {
     final ExecutorService background = pool("background", 16);
     /** The user's actions after a loss. */
     final ExecutorService losses = pool("losses", 8);
-    final ScheduledThreadPoolExecutor timer = new ScheduledThreadPoolExecutor(1, threads("timer"), new ThreadPoolExecutor.DiscardPolicy());
+    final ScheduledThreadPoolExecutor timer =
+            new ScheduledThreadPoolExecutor(1, threads("timer"), new ThreadPoolExecutor.DiscardPolicy());
     private final String open;
     private final ReentrantLock opening = new ReentrantLock();
     /** Of the next session: an open without an answer is repeated for the same one. */
@@ -39,7 +40,8 @@ public final class Locks implements AutoCloseable {
         this.nodes = nodes;
         ttlMillis = options.ttl.toMillis();
         leaseNanos = ttlMillis * 990_000;
-        open = Json.of("ttl_ms", ttlMillis, "lock_delay_ms", options.lockDelay.toMillis(), "label", options.label).toString();
+        long lockDelay = options.lockDelay.toMillis();
+        open = Json.of("ttl_ms", ttlMillis, "lock_delay_ms", lockDelay, "label", options.label).toString();
         timer.setRemoveOnCancelPolicy(true);
     }
 
@@ -68,7 +70,7 @@ public final class Locks implements AutoCloseable {
         return new Election(this, name);
     }
 
-    /** Ends the session: everything is released. Waits at most 5 s for the service; a session that it does not end ends by its ttl. */
+    /** Ends the session, which releases everything. Waits at most 5 s for the answer; else it ends by its ttl. */
     @Override
     public void close() {
         isClosed = true;
@@ -91,7 +93,8 @@ public final class Locks implements AutoCloseable {
      * @param until by {@link System#nanoTime}
      */
     Session session(long until) throws InterruptedException {
-        for (Session live = session; live != null && !live.isOver(); ) {
+        Session live = session;
+        if (live != null && !live.isOver()) {
             return live;
         }
         opening.lockInterruptibly();

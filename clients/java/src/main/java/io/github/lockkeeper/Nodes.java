@@ -106,7 +106,7 @@ final class Nodes {
                 boolean isInterrupted = Thread.currentThread().isInterrupted();
                 if (!isStale || isInterrupted) {
                     leave(isInterrupted ? null : asked);
-                    throw error instanceof IOException io ? io : new IOException(asked + ": " + error.getMessage(), error);
+                    throw error instanceof IOException io ? io : new IOException(asked + ": " + error, error);
                 }
                 // The node has closed the connection meanwhile; calls may be repeated.
                 isPooled = false;

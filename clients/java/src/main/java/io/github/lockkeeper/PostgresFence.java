@@ -13,8 +13,8 @@ import java.util.regex.Pattern;
  * {@code lockkeeper-fence}, which a database administrator applies once.
  *
  * <p>{@link #enter} is the first statement of the transaction that reads; {@link #write} is the first of each further
- * transaction that writes. Both are committed with what they have let through, or not at all; the connection must not be in
- * auto-commit mode.
+ * transaction that writes. Both are committed with what they have let through, or not at all, so the connection must
+ * not be in auto-commit mode.
  */
 public final class PostgresFence {
     private static final Pattern TOKENS = Pattern.compile("offered=(\\d+) highest=(\\d+)");

@@ -196,7 +196,7 @@ final class Session {
             unanswered.add(hold.number);
         }
         if (before != null) {
-            abandon(hold.number);
+            abandon(hold.number); // for the service to forget it
             throw new LockLostException(hold.lock().toString(), before);
         }
         boolean isAnswered = false;
@@ -242,7 +242,7 @@ final class Session {
         }
     }
 
-    /** Tells losses at the deadline, whatever happens to calls. Looks each second, since the machine may be suspended. */
+    /** Tells losses at the deadline, whatever happens to calls. Each second, since the machine may be suspended. */
     private void watch() {
         if (!isOver) {
             expire();
@@ -310,10 +310,15 @@ final class Session {
 
     void close() {
         end(Cause.CLOSED);
+        boolean isInterrupted = Thread.interrupted();
         try {
             locks.ask(secret, "DELETE", path, null, null, System.nanoTime() + 5_000_000_000L);
-        } catch (LockException.Unreachable | InterruptedException silence) {
+        } catch (LockException.Unreachable silence) {
             // It ends by its ttl.
+        } catch (InterruptedException interrupt) {
+            isInterrupted = true;
+        }
+        if (isInterrupted) {
             Thread.currentThread().interrupt();
         }
     }
@@ -345,12 +350,13 @@ final class Session {
                     isPollBegun = false;
                 }
                 awaited = new ArrayList<>(waiting.keySet());
-                known.addAll(abandoned.keySet());
+                known.addAll(unanswered);
                 holds.values().stream().filter(hold -> hold.over != null).forEach(hold -> known.add(hold.number));
             }
             // At most ttl / 5, and ttl / 6 for the answer: a node that hangs leaves time for another one.
             long wait = tries > 0 ? 0 : Math.min(60_000, locks.ttlMillis / 5);
-            String body = Json.of("poll_ms", wait, "waiting", awaited, "known", known.subList(0, Math.min(LIST_MAX, known.size()))).toString();
+            List<Long> left = known.subList(0, Math.min(LIST_MAX, known.size()));
+            String body = Json.of("poll_ms", wait, "waiting", awaited, "known", left).toString();
             Exception error = null;
             try {
                 long limit = wait + Math.max(100, locks.ttlMillis / 6);

@@ -139,8 +139,9 @@ final class ClientTest {
         is(fields.list("a").equals(java.util.Arrays.asList(1L, -2.5, true, null, "ä\n\"")), fields);
         is(Json.parse(fields.toString()).equals(fields), fields);
         is(Json.of("x", 1, "y", null).toString().equals("{\"x\":1}"), "null is left out");
-        for (String wrong : new String[] {"", "[]", "{", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{\"a\":\"\\x\"}", "{\"a\":\"\\u12",
-            "{\"a\":1}x", "{\"a\":tru}", "{\"a\":99999999999999999999}", "{\"a\":" + "[".repeat(100)}) {
+        for (String wrong : new String[] {"", "[]", "{", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{\"a\":\"\\x\"}",
+            "{\"a\":\"\\u12", "{\"a\":1}x", "{\"a\":tru}", "{\"a\":99999999999999999999}",
+            "{\"a\":" + "[".repeat(100)}) {
             fails(IllegalArgumentException.class, () -> Json.parse(wrong));
         }
     }
@@ -189,7 +190,8 @@ final class ClientTest {
                 is(other.mutex("modes/a").tryAcquire().isEmpty(), "readers hold it");
                 is(one.slots().isEmpty() && two.token() > one.token(), "shared");
             }
-            try (Hold one = locks.semaphore(2, "modes/b").acquire(); Hold two = other.semaphore(2, "modes/b").acquire()) {
+            try (Hold one = locks.semaphore(2, "modes/b").acquire();
+                    Hold two = other.semaphore(2, "modes/b").acquire()) {
                 is(Set.of(one.slots().get(0), two.slots().get(0)).equals(Set.of(0, 1)), "slots");
                 is(locks.semaphore(2, "modes/b").tryAcquire().isEmpty(), "no third permit");
             }
@@ -228,7 +230,8 @@ final class ClientTest {
     private static void interrupts() throws Exception {
         try (Locks locks = connect(); Locks other = connect()) {
             try (Hold held = locks.mutex("interrupts").acquire()) {
-                List<Thread> waiting = threads(3, () -> fails(InterruptedException.class, other.mutex("interrupts")::acquire));
+                Lock lock = other.mutex("interrupts");
+                List<Thread> waiting = threads(3, () -> fails(InterruptedException.class, lock::acquire));
                 waitUntil("they wait", () -> waiters(locks, "interrupts") == 3);
                 waiting.forEach(Thread::interrupt);
                 join(waiting);
@@ -274,9 +277,9 @@ final class ClientTest {
                 Hold hold = locks.mutex("breaks").acquire();
                 CompletableFuture<Void> told = new CompletableFuture<>();
                 hold.onLost(() -> told.complete(null));
-                String call = Json.of("name", "breaks", "token", hold.token(), "reason", "a test", "now", now).toString();
+                Json.Fields call = Json.of("name", "breaks", "token", hold.token(), "reason", "a test", "now", now);
                 long until = System.nanoTime() + PATIENCE.toNanos();
-                is(locks.ask(null, "POST", "/v1/break", () -> call, null, until).status() == 200, "the break");
+                is(locks.ask(null, "POST", "/v1/break", call::toString, null, until).status() == 200, "the break");
                 is(hold.lost().get(60, TimeUnit.SECONDS) == Cause.BROKEN, "the cause");
                 told.get(60, TimeUnit.SECONDS);
                 is(hold.validFor().isZero(), hold.validFor());
@@ -370,7 +373,8 @@ final class ClientTest {
         }
         try (Locks locks = Lockkeeper.at("http://127.0.0.1:" + closed).ttl(Duration.ofSeconds(1)).connect()) {
             fails(LockException.Unreachable.class, () -> locks.mutex("fails-over").acquire());
-            fails(LockException.Unreachable.class, () -> locks.mutex("fails-over").acquireAsync(Duration.ofMillis(50)).get());
+            CompletableFuture<Hold> soon = locks.mutex("fails-over").acquireAsync(Duration.ofMillis(50));
+            fails(LockException.Unreachable.class, soon::get);
         }
     }
 
@@ -393,7 +397,8 @@ final class ClientTest {
         try (Locks locks = connect(); Hold one = locks.semaphore(2, "refusals").acquire()) {
             String code = fails(LockException.Refused.class, locks.semaphore(3, "refusals")::acquire).code;
             is(code.equals("failed-precondition"), code);
-            code = fails(LockException.Refused.class, () -> locks.mutex("refusals").value("x".repeat(5_000)).acquire()).code;
+            Lock large = locks.mutex("refusals").value("x".repeat(5_000));
+            code = fails(LockException.Refused.class, large::acquire).code;
             is(code.equals("invalid-argument"), code);
             one.check();
             LockLostException soon = fails(LockLostException.class, () -> one.check(Duration.ofSeconds(10)));
@@ -442,7 +447,8 @@ final class ClientTest {
             CompletableFuture<Hold> waits = locks.mutex("stopped").acquireAsync();
             waitUntil("it waits", () -> waiters(other, "stopped") == 1);
             String us = Long.toString(ProcessHandle.current().pid());
-            Process stop = new ProcessBuilder("sh", "-c", "kill -STOP $0; sleep 2.5; kill -CONT $0", us).inheritIO().start();
+            String script = "kill -STOP $0; sleep 2.5; kill -CONT $0";
+            Process stop = new ProcessBuilder("sh", "-c", script, us).inheritIO().start();
             waitUntil("it was stopped", () -> {
                 try {
                     hold.check();

@@ -40,8 +40,8 @@ final class FenceTest {
             try (Hold permit = locks.semaphore(2, "pool").acquire()) {
                 PostgresFence.enter(connection, "pool", permit);
                 connection.commit();
-                String sql = "SELECT slot FROM lockkeeper_fence.marks WHERE resource = 'pool' AND any_token = " + permit.token();
-                ResultSet row = connection.createStatement().executeQuery(sql);
+                String sql = "SELECT slot FROM lockkeeper_fence.marks WHERE resource = 'pool' AND any_token = ";
+                ResultSet row = connection.createStatement().executeQuery(sql + permit.token());
                 is(row.next() && row.getInt(1) == permit.slots().get(0), "the slot is marked");
             }
             try (Hold shared = locks.shared("stock").acquire()) {
