@@ -244,8 +244,10 @@ final class Session {
 
     /** Tells losses at the deadline, whatever happens to calls. Each second, since the machine may be suspended. */
     private void watch() {
-        if (!isOver) {
-            expire();
+        expire();
+        if (Clock.now() - deadline > locks.leaseNanos) {
+            end(Cause.SESSION_ENDED); // The service has ended it, too; its errors may not say so.
+        } else if (!isOver) {
             long left = Math.max(1_000_000, Math.min(deadline - Clock.now(), 1_000_000_000));
             locks.timer.schedule(this::watch, left, TimeUnit.NANOSECONDS);
         }
