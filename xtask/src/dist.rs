@@ -78,6 +78,7 @@ pub(crate) fn make(choice: &Dist) -> TaskResult {
         npm(&choice.out, metadata.target_directory.as_std_path())?;
     }
     let made = [archive(&programs, &choice.out, &name)?, package(&programs, &choice.out, &version)?];
+    println!("{}", jar(&choice.out, &version)?.display());
     println!("{}\n{}", made[0].display(), made[1].display());
     Ok(())
 }
@@ -92,7 +93,15 @@ fn wheel(out: &Path) -> TaskResult {
 
 /// Builds the npm package, for this machine's kind of processor and its libc or a later one.
 fn npm(out: &Path, target: &Path) -> TaskResult {
-    run(cargo().args(["build", "--profile", "bindings", "--locked", "--package", "lockkeeper-node", "--lib"]))?;
+    run(cargo().args([
+        "build",
+        "--profile",
+        "bindings",
+        "--locked",
+        "--package",
+        "lockkeeper-node",
+        "--lib",
+    ]))?;
     let module = target.join("bindings/liblockkeeper_node.so");
     run(Command::new("bindings/node/pack.sh").arg(module).arg(out))
 }
@@ -133,6 +142,19 @@ fn package(programs: &Path, out: &Path, version: &str) -> TaskResult<PathBuf> {
     }
     let file = out.join(format!("lockkeeper_{version}_{architecture}.deb"));
     run(Command::new("dpkg-deb").args(["--root-owner-group", "--build"]).arg(&root).arg(&file))?;
+    Ok(file)
+}
+
+/// The client for Java.
+fn jar(out: &Path, version: &str) -> TaskResult<PathBuf> {
+    const SOURCES: &str = "clients/java/src/main/java/io/github/lockkeeper";
+    let problem = |error| format!("{SOURCES}: {error}");
+    let files = fs::read_dir(SOURCES).map_err(problem)?;
+    let files = files.map(|file| Ok(file?.path())).collect::<Result<Vec<_>, _>>().map_err(problem)?;
+    let classes = fresh(&out.join("java"))?;
+    run(Command::new("javac").args(["--release", "17", "-d"]).arg(&classes).args(files))?;
+    let file = out.join(format!("lockkeeper-{version}.jar"));
+    run(Command::new("jar").args(["--create", "--file"]).arg(&file).arg("-C").arg(&classes).arg("."))?;
     Ok(file)
 }
 

@@ -157,13 +157,20 @@ const TEST_NEEDS: &[TestNeeds] = &[
                 package: "golang-etcd-server-dev",
                 used_by: "the same",
             },
-            Need { program: "javac", package: "default-jdk-headless", used_by: "the tests beside Curator" },
             Need {
                 program: "/usr/share/java/curator-recipes.jar",
                 package: "libcurator-recipes-java",
                 used_by: "the same",
             },
         ],
+    },
+    TestNeeds {
+        packages: &[COMMAND, LIBRARY],
+        needs: &[Need {
+            program: "javac",
+            package: "default-jdk-headless",
+            used_by: "our client for Java, and the tests beside Curator",
+        }],
     },
     TestNeeds {
         packages: &[COMMAND, RIG],
@@ -180,6 +187,11 @@ const TEST_NEEDS: &[TestNeeds] = &[
             Need { program: "chromium", package: "chromium", used_by: "the tests of the pages for browsers" },
             Need { program: "strip", package: "binutils", used_by: "the tests of the Debian package" },
             Need { program: "dpkg-deb", package: "dpkg", used_by: "the tests of the Debian package" },
+            Need {
+                program: "/usr/share/java/postgresql.jar",
+                package: "libpostgresql-jdbc-java",
+                used_by: "the fence of our client for Java",
+            },
         ],
     },
     TestNeeds {

@@ -134,8 +134,13 @@ impl Node {
         self.said["listening"].as_str().unwrap().to_owned()
     }
 
+    /// The process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
+        kill(Pid::from_raw(i32::try_from(self.id()).unwrap()), signal).unwrap();
     }
 
     /// Kills the node (SIGKILL). In contrast to a power cut, the contents of the kernel's page cache survive.

@@ -32,6 +32,8 @@ fn release(out: &Path) -> [PathBuf; 2] {
         .arg(out));
     let files: Vec<PathBuf> = made.lines().rev().take(2).map(PathBuf::from).collect();
     let [package, archive] = &files[..] else { panic!("not two files: {made:?}") };
+    let jar = made.lines().next().unwrap();
+    assert!(ran(Command::new("jar").args(["--list", "--file", jar])).contains("/Lockkeeper.class"), "{jar}");
     [archive.clone(), package.clone()]
 }
 

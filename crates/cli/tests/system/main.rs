@@ -15,6 +15,7 @@ mod forming;
 mod gate;
 mod grace;
 mod http;
+mod java;
 mod json;
 mod metrics;
 #[path = "../command/node.rs"]

@@ -1,0 +1,209 @@
+package io.github.lockkeeper;
+
+import io.github.lockkeeper.Nodes.Answer;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ForkJoinPool;
+import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
+
+/** One acquire, from its call to its outcome. In each session that it needs it is one request, or several. */
+final class Attempt {
+    final Lock lock;
+    private final Locks locks;
+    private final boolean waits;
+    /** The end of the wait, by {@link System#nanoTime}; null: none. */
+    private final Long until;
+    private final CompletableFuture<Hold> result = new CompletableFuture<>();
+    /** Whoever sets it decides the outcome: a grant, the end of the wait, or a cancellation. */
+    private final AtomicBoolean isOver = new AtomicBoolean();
+    private boolean isAsync;
+    private Future<?> alarm;
+    /** The request; {@code number} is 0 before it is sent. Of the thread in {@link #begin}, then of the session. */
+    private volatile Session session;
+    private volatile long number;
+
+    /** @param wait nanoseconds; {@link Long#MAX_VALUE}: without end */
+    Attempt(Locks locks, Lock lock, long wait) {
+        this.locks = locks;
+        this.lock = lock;
+        waits = wait > 0;
+        until = wait == Long.MAX_VALUE || !waits ? null : System.nanoTime() + wait;
+    }
+
+    /** Acquires on the caller's thread. */
+    Hold here() throws InterruptedException {
+        if (Thread.interrupted()) {
+            throw new InterruptedException();
+        }
+        try {
+            Hold hold = begin();
+            return hold != null ? hold : result.get();
+        } catch (InterruptedException interrupt) {
+            abandon();
+            throw interrupt;
+        } catch (ExecutionException error) {
+            throw (LockException) error.getCause();
+        }
+    }
+
+    /** Acquires on threads of the client. */
+    CompletableFuture<Hold> elsewhere() {
+        isAsync = true;
+        result.whenComplete((hold, error) -> {
+            if (result.isCancelled()) {
+                abandon();
+            }
+        });
+        locks.attempts.execute(this::again);
+        return result;
+    }
+
+    /** Requests the lock, for the first time or in another session. */
+    void again() {
+        try {
+            Hold hold = begin();
+            if (hold != null) {
+                granted(hold);
+            }
+        } catch (LockException error) {
+            failed(error);
+        } catch (InterruptedException unused) {
+            failed(new LockException.Closed());
+        }
+    }
+
+    /** Returns null if the request waits in its session's queue, or is over. */
+    private Hold begin() throws InterruptedException {
+        for (int tries = 0; !isOver.get(); tries++) {
+            if (tries > 1) {
+                Thread.sleep(Locks.pause(tries - 2));
+            }
+            long silent = System.nanoTime() + locks.ttlMillis * 1_000_000;
+            silent = until == null ? silent : Math.min(silent, until);
+            Session session = locks.session(silent);
+            this.session = session;
+            number = 0;
+            boolean isSettled = false;
+            try {
+                Answer answer = session.ask("POST", "/v1/locks/" + Lock.encoded(lock.names.get(0)), this::body, silent);
+                switch (answer.code()) {
+                    case "":
+                        String state = answer.body().text("state");
+                        if ("held".equals(state)) {
+                            Hold hold = session.granted(this, number, answer.body());
+                            isSettled = hold != null;
+                            if (isSettled) {
+                                return hold;
+                            }
+                        } else if ("queued".equals(state) && session.enqueue(this, number)) {
+                            isSettled = true;
+                            return null;
+                        }
+                        break;
+                    case "session-gone":
+                        isSettled = true;
+                        break;
+                    case "ended":
+                        // A later number arrived before this one, so that it is not used; or an operator's break.
+                        isSettled = "gone".equals(answer.body().text("end"));
+                        break;
+                    case "busy":
+                        isSettled = true;
+                        throw new LockException.Busy(lock + ": " + answer.body().text("detail"));
+                    default:
+                        // An earlier attempt of the same call may have been granted.
+                        throw new LockException.Refused(answer.code(), lock + ": " + answer.body().text("detail"));
+                }
+            } finally {
+                if (number > 0 && isSettled) {
+                    session.settled(number);
+                } else if (number > 0) {
+                    session.abandon(number);
+                }
+            }
+        }
+        return null;
+    }
+
+    /** Made in the order of the numbers, which is the order in which the calls are written. */
+    private String body() {
+        if (number == 0) {
+            number = session.next();
+        }
+        return Json.of("session", session.id, "request", number, "done_through", session.doneThrough(), "mode",
+                lock.mode, "permits", lock.permits, "subtree", lock.subtree ? true : null, "also",
+                lock.names.size() > 1 ? lock.names.subList(1, lock.names.size()) : null, "wait", waits, "poll_ms",
+                waits ? 0 : null, "value", lock.value).toString();
+    }
+
+    /** The hold that an answer of the service describes. */
+    Hold hold(long number, Json.Fields granted) {
+        List<Integer> slots = new ArrayList<>();
+        for (Object slot : granted.list("slots")) {
+            slots.add(((Json.Fields) slot).number("slot").intValue());
+        }
+        return new Hold(session, number, lock, granted.number("token"), slots);
+    }
+
+    boolean isOver() {
+        return isOver.get();
+    }
+
+    /** The request waits in the queue. */
+    void queued() {
+        if (until != null && alarm == null) {
+            alarm = locks.timer.schedule(this::timeOut, until - System.nanoTime(), TimeUnit.NANOSECONDS);
+        }
+    }
+
+    private void timeOut() {
+        if (isOver.compareAndSet(false, true)) {
+            // Only the answer shows for certain that nothing is held.
+            CompletableFuture<Void> left = session.abandon(number);
+            left.orTimeout(locks.ttlMillis / 3, TimeUnit.MILLISECONDS).whenComplete((done, silence) ->
+                    complete(() -> result.completeExceptionally(silence == null
+                            ? new LockException.TimedOut("the lock " + lock + " was not free in time")
+                            : new LockException.Unreachable("no answer of " + locks.nodes + " in time", null))));
+        }
+    }
+
+    void granted(Hold hold) {
+        boolean isFirst = isOver.compareAndSet(false, true);
+        complete(() -> {
+            if (!isFirst || !result.complete(hold)) {
+                hold.session.drop(hold);
+            }
+        });
+    }
+
+    void failed(LockException error) {
+        if (isOver.compareAndSet(false, true)) {
+            complete(() -> result.completeExceptionally(error));
+        }
+    }
+
+    /** The caller waits no more. */
+    private void abandon() {
+        if (!isOver.compareAndSet(false, true)) {
+            result.thenAccept(hold -> hold.session.drop(hold));
+        } else if (session != null) {
+            session.dequeue(this, number);
+        }
+    }
+
+    /** What the user has attached to the future runs on the common pool. */
+    private void complete(Runnable outcome) {
+        if (alarm != null) {
+            alarm.cancel(false);
+        }
+        if (isAsync) {
+            ForkJoinPool.commonPool().execute(outcome);
+        } else {
+            outcome.run();
+        }
+    }
+}

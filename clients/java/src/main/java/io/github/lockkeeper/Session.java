@@ -1,0 +1,419 @@
+package io.github.lockkeeper;
+
+import io.github.lockkeeper.LockLostException.Cause;
+import io.github.lockkeeper.Nodes.Answer;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.TreeMap;
+import java.util.TreeSet;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Supplier;
+
+/**
+ * One session at the service: its lease, its numbered requests, and what it holds. All state is guarded by the
+ * monitor, in which no I/O is done.
+ */
+final class Session {
+    /** The service's limit of requests in the lists of one call. */
+    private static final int LIST_MAX = 4_096;
+
+    final long id;
+    private final Locks locks;
+    private final String secret;
+    private final String path;
+    /** Acquires are written in its monitor, so that they arrive in the order of their numbers. */
+    private final Object order = new Object();
+    /** When the lease ends, by {@link Clock}. */
+    private volatile long deadline;
+    private volatile boolean isOver;
+    private long last;
+    /** Requests whose acquire or release is not answered: the service has to remember them. */
+    private final TreeSet<Long> unanswered = new TreeSet<>();
+    private final TreeMap<Long, Attempt> waiting = new TreeMap<>();
+    private final Map<Long, Hold> holds = new HashMap<>();
+    /** Requests to be deleted in the background; each with who waits for that. */
+    private final LinkedHashMap<Long, CompletableFuture<Void>> abandoned = new LinkedHashMap<>();
+    private boolean isDeleting;
+    /** The poll that was begun last; older ones end with their answer. */
+    private long poll;
+    private boolean isPollBegun;
+
+    Session(Locks locks, long id, String secret, long sent) {
+        this.locks = locks;
+        this.id = id;
+        this.secret = secret;
+        path = "/v1/sessions/" + id;
+        deadline = sent + locks.leaseNanos;
+        watch();
+        beginPoll();
+    }
+
+    boolean isOver() {
+        return isOver;
+    }
+
+    // Requests.
+
+    /** A number for a request, which counts as unanswered. */
+    synchronized long next() {
+        unanswered.add(++last);
+        return last;
+    }
+
+    /** The number up to which the service may forget how requests have ended. */
+    synchronized long doneThrough() {
+        return unanswered.isEmpty() ? last : unanswered.first() - 1;
+    }
+
+    synchronized void settled(long number) {
+        unanswered.remove(number);
+    }
+
+    /** Makes an acquire, and repeats it until it is answered. */
+    Answer ask(String method, String path, Supplier<String> body, long until) throws InterruptedException {
+        Answer answer = locks.ask(secret, method, path, body, order, until);
+        answered(answer);
+        return answer;
+    }
+
+    /** A grant; null if the lease has ended meanwhile. */
+    Hold granted(Attempt attempt, long number, Json.Fields granted) {
+        Hold hold = attempt.hold(number, granted);
+        synchronized (this) {
+            if (isOver || Clock.now() >= deadline) {
+                return null;
+            }
+            holds.put(number, hold);
+            return hold;
+        }
+    }
+
+    /** The attempt waits for the poll to find its grant. False if it is over, or the session. */
+    boolean enqueue(Attempt attempt, long number) {
+        synchronized (this) {
+            if (isOver || attempt.isOver()) {
+                return false;
+            }
+            if (waiting.size() >= LIST_MAX) {
+                throw new LockException.Refused("resource-exhausted",
+                        LIST_MAX + " acquires of this client wait already, which is the limit; use another client");
+            }
+            attempt.queued();
+            waiting.put(number, attempt);
+        }
+        beginPoll();
+        return true;
+    }
+
+    /** An attempt that is over waits no more. */
+    synchronized void dequeue(Attempt attempt, long number) {
+        if (waiting.remove(number, attempt)) {
+            abandon(number);
+        }
+    }
+
+    /** Deletes a request in the background, whatever its state; the returned future completes with the answer. */
+    synchronized CompletableFuture<Void> abandon(long number) {
+        if (isOver) {
+            return CompletableFuture.completedFuture(null);
+        }
+        waiting.remove(number);
+        unanswered.add(number);
+        if (!isDeleting) {
+            isDeleting = true;
+            locks.background.execute(this::deleteAbandoned);
+        }
+        return abandoned.computeIfAbsent(number, it -> new CompletableFuture<>());
+    }
+
+    private void deleteAbandoned() {
+        for (int tries = 0;; ) {
+            long number;
+            synchronized (this) {
+                if (isOver || abandoned.isEmpty()) {
+                    isDeleting = false;
+                    return;
+                }
+                number = abandoned.keySet().iterator().next();
+            }
+            try {
+                if (delete(number, System.nanoTime() + locks.ttlMillis * 1_000_000).status() < 400) {
+                    CompletableFuture<Void> done;
+                    synchronized (this) {
+                        done = abandoned.remove(number);
+                        unanswered.remove(number);
+                    }
+                    if (done != null) {
+                        done.complete(null);
+                    }
+                    tries = 0;
+                } else {
+                    Thread.sleep(Locks.pause(tries++)); // refused, as by a bearer token that has expired
+                }
+            } catch (LockException.Unreachable | InterruptedException silence) {
+                // Again, until the service has answered or ended the session.
+            }
+        }
+    }
+
+    private Answer delete(long number, long until) throws InterruptedException {
+        String call = path + "/requests/" + number + "?done_through=" + doneThrough();
+        Answer answer = locks.ask(secret, "DELETE", call, null, null, until);
+        answered(answer);
+        return answer;
+    }
+
+    // Holds.
+
+    /** The nanoseconds for which a hold is valid. */
+    long left(Hold hold) {
+        if (hold.over == null && deadline - Clock.now() <= 0) {
+            expire();
+        }
+        return hold.over != null ? 0 : Math.max(0, deadline - Clock.now());
+    }
+
+    /** Releases a hold that nobody has got. */
+    void drop(Hold hold) {
+        synchronized (this) {
+            hold.over = Cause.RELEASED;
+            holds.remove(hold.number);
+        }
+        abandon(hold.number);
+    }
+
+    void release(Hold hold) {
+        expire();
+        Cause before;
+        synchronized (this) {
+            before = hold.over;
+            hold.over = before == null ? Cause.RELEASED : before;
+            holds.remove(hold.number);
+            unanswered.add(hold.number);
+        }
+        if (before != null) {
+            abandon(hold.number); // for the service to forget it
+            throw new LockLostException(hold.lock().toString(), before);
+        }
+        boolean isAnswered = false;
+        try {
+            Answer answer = delete(hold.number, System.nanoTime() + locks.ttlMillis * 1_000_000 / 2);
+            Cause end = switch (answer.code()) {
+                case "" -> "broken".equals(answer.body().text("end")) ? Cause.BROKEN : Cause.RELEASED;
+                case "session-gone" -> Cause.SESSION_ENDED;
+                default -> throw new LockException.Refused(answer.code(), answer.body().text("detail"));
+            };
+            isAnswered = true;
+            if (end != Cause.RELEASED) {
+                throw new LockLostException(hold.lock().toString(), end);
+            }
+        } catch (InterruptedException interrupt) {
+            Thread.currentThread().interrupt();
+        } finally {
+            if (isAnswered) {
+                settled(hold.number);
+            } else {
+                abandon(hold.number);
+            }
+        }
+    }
+
+    private void lose(Hold hold, Cause cause) {
+        if (hold.over == null) {
+            hold.over = cause;
+            locks.losses.execute(() -> hold.tellLoss(cause));
+        }
+    }
+
+    // The lease.
+
+    /** Ends the holds whose lease has ended. */
+    private synchronized void expire() {
+        if (!holds.isEmpty() && Clock.now() >= deadline) {
+            for (Hold hold : holds.values()) {
+                lose(hold, Cause.EXPIRED);
+                abandon(hold.number);
+            }
+            holds.clear();
+        }
+    }
+
+    /** Tells losses at the deadline, whatever happens to calls. Each second, since the machine may be suspended. */
+    private void watch() {
+        expire();
+        if (Clock.now() - deadline > locks.leaseNanos) {
+            end(Cause.SESSION_ENDED); // The service has ended it, too; its errors may not say so.
+        } else if (!isOver) {
+            long left = Math.max(1_000_000, Math.min(deadline - Clock.now(), 1_000_000_000));
+            locks.timer.schedule(this::watch, left, TimeUnit.NANOSECONDS);
+        }
+    }
+
+    /** What an answer says about the whole session. */
+    private void answered(Answer answer) {
+        if (answer.code().equals("session-gone")) {
+            end(Cause.SESSION_ENDED);
+        } else if (answer.status() < 400) {
+            long until = answer.sent() + locks.leaseNanos;
+            if (until - deadline > locks.leaseNanos / 100) {
+                expire(); // First: no answer may hide a deadline that has passed.
+                synchronized (this) {
+                    deadline = Math.max(deadline, until);
+                }
+            }
+            for (Object number : answer.body().list("revoked")) {
+                // The hold stays, until its holder has stopped and releases it, or for a ttl.
+                notice((Long) number, false);
+            }
+            for (Object item : answer.body().list("ended")) {
+                notice(((Json.Fields) item).number("request"), true);
+            }
+        }
+    }
+
+    /** A request is broken; or has ended, although it was not deleted. */
+    private synchronized void notice(long number, boolean isEnded) {
+        Hold hold = isEnded ? holds.remove(number) : holds.get(number);
+        Attempt attempt = waiting.remove(number);
+        if (hold != null) {
+            lose(hold, Cause.BROKEN);
+        }
+        if (attempt != null || (isEnded && (hold != null || !unanswered.contains(number)))) {
+            abandon(number);
+        }
+        if (attempt != null) {
+            locks.attempts.execute(attempt::again);
+        }
+    }
+
+    private void end(Cause cause) {
+        List<Attempt> restarted = new ArrayList<>();
+        synchronized (this) {
+            isOver = true;
+            holds.values().forEach(hold -> lose(hold, cause));
+            holds.clear();
+            restarted.addAll(waiting.values());
+            waiting.clear();
+            abandoned.values().forEach(done -> done.complete(null));
+            abandoned.clear();
+        }
+        restarted.forEach(attempt -> {
+            if (cause == Cause.CLOSED) {
+                attempt.failed(new LockException.Closed());
+            } else {
+                locks.attempts.execute(attempt::again);
+            }
+        });
+    }
+
+    void close() {
+        end(Cause.CLOSED);
+        boolean isInterrupted = Thread.interrupted();
+        try {
+            locks.ask(secret, "DELETE", path, null, null, System.nanoTime() + 5_000_000_000L);
+        } catch (LockException.Unreachable silence) {
+            // It ends by its ttl.
+        } catch (InterruptedException interrupt) {
+            isInterrupted = true;
+        }
+        if (isInterrupted) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    // One call keeps the session alive, and waits for what happens to all its requests.
+
+    private void beginPoll() {
+        synchronized (this) {
+            if (isPollBegun) {
+                return; // It has not read `waiting` yet.
+            }
+            isPollBegun = true;
+        }
+        locks.background.execute(this::poll);
+    }
+
+    private void poll() {
+        long mine = 0;
+        Long failing = null;
+        for (int tries = 0;; ) {
+            List<Long> awaited;
+            List<Long> known = new ArrayList<>();
+            synchronized (this) {
+                if (isOver || (mine > 0 && mine < poll)) {
+                    return; // The service answers the earlier call of two at once.
+                }
+                if (mine == 0) {
+                    mine = ++poll;
+                    isPollBegun = false;
+                }
+                awaited = new ArrayList<>(waiting.keySet());
+                known.addAll(unanswered);
+                holds.values().stream().filter(hold -> hold.over != null).forEach(hold -> known.add(hold.number));
+            }
+            // At most ttl / 5, and ttl / 6 for the answer: a node that hangs leaves time for another one.
+            long wait = tries > 0 ? 0 : Math.min(60_000, locks.ttlMillis / 5);
+            List<Long> left = known.subList(0, Math.min(LIST_MAX, known.size()));
+            String body = Json.of("poll_ms", wait, "waiting", awaited, "known", left).toString();
+            Exception error = null;
+            try {
+                long limit = wait + Math.max(100, locks.ttlMillis / 6);
+                Answer answer = locks.nodes.call("POST", path + "/keep-alive", secret, () -> body, null, limit);
+                answered(answer);
+                if (answer.status() < 400) {
+                    tries = 0;
+                    failing = null;
+                    grants(answer.body());
+                    continue;
+                }
+            } catch (Exception silence) {
+                error = silence;
+            }
+            failing = failing == null ? (Long) System.nanoTime() : failing;
+            if (System.nanoTime() - failing > locks.ttlMillis * 1_000_000) {
+                unreachable(error);
+            }
+            try {
+                Thread.sleep(Math.min(Locks.pause(tries++), locks.ttlMillis / 12));
+            } catch (InterruptedException interrupt) {
+                return;
+            }
+        }
+    }
+
+    private void grants(Json.Fields body) {
+        for (Object item : body.list("granted")) {
+            Json.Fields granted = (Json.Fields) item;
+            long number = granted.number("request");
+            Attempt attempt;
+            synchronized (this) {
+                attempt = waiting.remove(number);
+            }
+            if (attempt == null) {
+                continue;
+            }
+            Hold hold = granted(attempt, number, granted);
+            if (hold != null) {
+                attempt.granted(hold);
+            } else {
+                abandon(number);
+                locks.attempts.execute(attempt::again);
+            }
+        }
+    }
+
+    /** Waiters give up after a ttl without an answer. */
+    private void unreachable(Exception cause) {
+        List<Attempt> given;
+        synchronized (this) {
+            given = new ArrayList<>(waiting.values());
+            new ArrayList<>(waiting.keySet()).forEach(this::abandon);
+        }
+        given.forEach(attempt -> attempt.failed(
+                new LockException.Unreachable("no answer of " + locks.nodes + " for a ttl", cause)));
+    }
+}
