@@ -18,6 +18,10 @@ import java.util.concurrent.ConcurrentHashMap;
  */
 public final class Driver {
     private static final String MODES = "exclusive shared permit";
+    /** The commands and their fields, besides {@code id} and {@code do}. */
+    private static final Map<String, String> FIELDS = Map.of("connect", "url ttl_ms label", "acquire",
+            "hold lock mode permits also subtree wait_ms", "lead", "hold election wait_ms", "release", "hold",
+            "check", "hold", "cancel", "acquire", "stall", "ms", "die", "");
     private final Map<String, Hold> holds = new ConcurrentHashMap<>();
     /** How to cancel each acquire that is not answered. */
     private final Map<Long, Runnable> cancels = new ConcurrentHashMap<>();
@@ -27,8 +31,8 @@ public final class Driver {
 
     public static void main(String[] arguments) throws IOException {
         Driver driver = new Driver();
-        say("driver", "java", "version", "0.1.0", "protocol", 1, "schemes", List.of("http"), "modes",
-                List.of(MODES.split(" ")), "features", List.of("election", "all", "subtree"));
+        say(Json.of("driver", "java", "version", "0.1.0", "protocol", 1, "schemes", List.of("http"), "modes",
+                List.of(MODES.split(" ")), "features", List.of("election", "all", "subtree")));
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             driver.command(line);
@@ -39,8 +43,8 @@ public final class Driver {
         System.exit(0);
     }
 
-    private static synchronized void say(Object... pairs) {
-        System.out.println(Json.of(pairs));
+    private static synchronized void say(Json.Fields line) {
+        System.out.println(line);
         System.out.flush();
     }
 
@@ -49,10 +53,16 @@ public final class Driver {
         try {
             command = Json.parse(line);
         } catch (IllegalArgumentException wrong) {
-            say("id", 0, "error", Json.of("kind", "refused", "text", wrong.getMessage()));
+            fail(null, wrong);
             return;
         }
         String what = String.valueOf(command.text("do"));
+        List<String> known = List.of(("id do " + FIELDS.getOrDefault(what, "")).split(" "));
+        if (command.number("id") == null || !known.containsAll(command.keySet())) {
+            String text = "no number as `id`, or an unknown field; known are " + known;
+            fail(command.number("id"), new IllegalArgumentException(text));
+            return;
+        }
         switch (what) {
             case "die" -> Runtime.getRuntime().halt(9);
             case "acquire", "lead" -> acquire(command);
@@ -65,7 +75,7 @@ public final class Driver {
     private void run(Json.Fields command) {
         Long id = command.number("id");
         try {
-            say("id", id, "ok", done(command));
+            say(Json.of("id", id, "ok", done(command)));
         } catch (RuntimeException error) {
             fail(id, error);
         }
@@ -74,6 +84,9 @@ public final class Driver {
     private Json.Fields done(Json.Fields command) {
         switch (String.valueOf(command.text("do"))) {
             case "connect":
+                if (locks != null) {
+                    throw new IllegalArgumentException("`connect` comes once");
+                }
                 Duration ttl = Duration.ofMillis(number(command, "ttl_ms"));
                 Lockkeeper options = Lockkeeper.at(text(command, "url")).ttl(ttl);
                 if (command.text("label") != null) {
@@ -113,7 +126,7 @@ public final class Driver {
         try {
             Lock lock = lock(command);
             Duration wait = command.get("wait_ms") == null ? null : Duration.ofMillis(number(command, "wait_ms"));
-            boolean isAsync = number(command, "id") % 2 == 0;
+            boolean isAsync = id % 2 == 0;
             String name = text(command, "hold");
             if (isAsync) {
                 CompletableFuture<Hold> future = wait == null ? lock.acquireAsync() : lock.acquireAsync(wait);
@@ -142,10 +155,10 @@ public final class Driver {
             return;
         }
         holds.put(name, hold);
-        say("id", id, "ok", Json.of("token", hold.token(), "valid_ms", hold.validFor().toMillis()));
+        say(Json.of("id", id, "ok", Json.of("token", hold.token(), "valid_ms", hold.validFor().toMillis())));
         hold.lost().thenAccept(cause -> {
             if (cause != LockLostException.Cause.CLOSED) {
-                say("event", "lost", "hold", name);
+                say(Json.of("event", "lost", "hold", name));
             }
         });
     }
@@ -197,6 +210,9 @@ public final class Driver {
                 : error instanceof InterruptedException || error instanceof CancellationException ? "cancelled"
                 : error instanceof LockException.Unreachable ? "unreachable"
                 : error instanceof LockLostException ? "lost" : "refused";
-        say("id", id == null ? (Long) 0L : id, "error", Json.of("kind", kind, "text", String.valueOf(error)));
+        Json.Fields line = new Json.Fields();
+        line.put("id", id);
+        line.put("error", Json.of("kind", kind, "text", String.valueOf(error)));
+        say(line);
     }
 }
