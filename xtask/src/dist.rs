@@ -1,5 +1,5 @@
-//! `cargo xtask dist`: what is installed on a machine, as an archive and as a Debian package; and packages for
-//! other languages.
+//! `cargo xtask dist`: what is installed on a machine, as an archive and as a Debian package; and packages
+//! for other languages.
 //!
 //! The first two contain the same tree below their prefix: the programs with all their features, man pages
 //! and completions, and the systemd unit. The Debian package is made by dpkg-deb alone, which every Debian
