@@ -84,9 +84,8 @@ impl NativeHttpFence {
         let token_required = token_required.unwrap_or_else(|| !is_read(&parts.method));
         let read = self.0.get()?.read(&mut parts, Guarding { token_required, resource });
         call(py, place, async move {
-            let answered = |response: ::http::Response<_>| {
-                Ok(AdmissionAnswer::Answered(response.map(|body| Vec::from(body))))
-            };
+            let answered =
+                |response: ::http::Response<_>| Ok(AdmissionAnswer::Answered(response.map(Vec::from)));
             let request = match read {
                 Ok(None) => return Ok(AdmissionAnswer::Free),
                 Ok(Some(request)) => request,
