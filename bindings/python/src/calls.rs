@@ -65,8 +65,8 @@ fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = Result<T, CallErro
             Ok(result) => return result.map_err(PyErr::from),
             Err(_) => {
                 py.check_signals()?;
-                // Python raises here what another thread has set for this one (`PyThreadState_SetAsyncExc`): the
-                // time limits of job runners.
+                // Raises what another thread has set for this one (`PyThreadState_SetAsyncExc`): the time
+                // limits of job runners.
                 py.run(c"pass", None, None)?;
             }
         }

@@ -68,15 +68,15 @@ fn waiter<'py>(py: Python<'py>, waiter: WaiterInfo) -> PyResult<Bound<'py, PyDic
 }
 
 /// A converted answer.
-struct Answer<T>(T);
+struct Converted<T>(T);
 
-impl IntoObject for Answer<LockInfo> {
+impl IntoObject for Converted<LockInfo> {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         Ok(info(py, self.0)?.into_any().unbind())
     }
 }
 
-impl IntoObject for Answer<Vec<LockInfo>> {
+impl IntoObject for Converted<Vec<LockInfo>> {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let locks = self.0.into_iter().map(|lock| info(py, lock)).collect::<PyResult<Vec<_>>>()?;
         Ok(locks.into_pyobject(py)?.into_any().unbind())
@@ -84,7 +84,7 @@ impl IntoObject for Answer<Vec<LockInfo>> {
 }
 
 /// A word for what is, and the tokens of the live holds.
-impl IntoObject for Answer<(&'static str, Vec<Token>)> {
+impl IntoObject for Converted<(&'static str, Vec<Token>)> {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let (word, live) = self.0;
         let live: Vec<u64> = live.into_iter().map(Token::get).collect();
@@ -93,7 +93,7 @@ impl IntoObject for Answer<(&'static str, Vec<Token>)> {
 }
 
 /// The kind of an event, and the lock; `None` after the last one.
-impl IntoObject for Answer<Option<WatchEvent>> {
+impl IntoObject for Converted<Option<WatchEvent>> {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let (kind, lock) = match self.0 {
             None => return Ok(py.None()),
@@ -116,7 +116,7 @@ pub(crate) fn inspect(
     place: Option<InLoop<'_>>,
 ) -> PyResult<Py<PyAny>> {
     let locks = locks.0.get()?.clone();
-    call(py, place, async move { Ok(Answer(with!(locks, locks => locks.inspect(&name).await)?)) })
+    call(py, place, async move { Ok(Converted(with!(locks, locks => locks.inspect(&name).await)?)) })
 }
 
 /// The locks in use at and below a name, or all.
@@ -129,7 +129,7 @@ pub(crate) fn list(
     place: Option<InLoop<'_>>,
 ) -> PyResult<Py<PyAny>> {
     let locks = locks.0.get()?.clone();
-    call(py, place, async move { Ok(Answer(with!(locks, locks => locks.list(prefix.as_deref()).await)?)) })
+    call(py, place, async move { Ok(Converted(with!(locks, locks => locks.list(prefix.as_deref()).await)?)) })
 }
 
 /// Whether a token is that of a live hold.
@@ -144,7 +144,7 @@ pub(crate) fn check_token(
 ) -> PyResult<Py<PyAny>> {
     let (locks, token) = (locks.0.get()?.clone(), crate::fences::token(token)?);
     call(py, place, async move {
-        Ok(Answer(match with!(locks, locks => locks.check_token(&name, token).await)? {
+        Ok(Converted(match with!(locks, locks => locks.check_token(&name, token).await)? {
             TokenStatus::Current => ("current", Vec::new()),
             TokenStatus::NotCurrent { live } => ("not-current", live),
             TokenStatus::NeverIssued => ("never-issued", Vec::new()),
@@ -170,7 +170,7 @@ pub(crate) fn break_hold(
     call(py, place, async move {
         let name = LockName::parse(&name).map_err(BackendError::from)?;
         let order = BreakOrder { name, token, reason, by, now };
-        Ok(Answer(match with!(locks, locks => locks.break_hold(order).await)? {
+        Ok(Converted(match with!(locks, locks => locks.break_hold(order).await)? {
             Broken::Done => ("done", Vec::new()),
             Broken::NotCurrent { live } => ("not-current", live),
             _ => ("still-closed", Vec::new()),
@@ -181,22 +181,22 @@ pub(crate) fn break_hold(
 /// The locks at and below a name, and their changes.
 #[pyfunction]
 #[pyo3(signature = (locks, prefix=None))]
-pub(crate) fn watch(locks: &NativeLocks, prefix: Option<&str>) -> PyResult<Watch> {
+pub(crate) fn watch(locks: &NativeLocks, prefix: Option<&str>) -> PyResult<NativeWatch> {
     let locks = locks.0.get()?;
     let watch = crate::process::within(|| with!(locks, locks => locks.watch(prefix)))?;
-    Ok(Watch(Owned::new(Arc::new(Mutex::new(watch.map_err(CallError::from)?)))))
+    Ok(NativeWatch(Owned::new(Arc::new(Mutex::new(watch.map_err(CallError::from)?)))))
 }
 
 /// A watch, until it is garbage.
-#[pyclass(frozen)]
-pub(crate) struct Watch(Owned<Arc<Mutex<lockkeeper::Watch>>>);
+#[pyclass(frozen, name = "Watch")]
+pub(crate) struct NativeWatch(Owned<Arc<Mutex<lockkeeper::Watch>>>);
 
 #[pymethods]
-impl Watch {
+impl NativeWatch {
     /// Waits for the next event; `None` after the last one.
     #[pyo3(signature = (place=None))]
     fn next(&self, py: Python<'_>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
         let watch = self.0.get()?.clone();
-        call(py, place, async move { Ok(Answer(watch.lock().await.next().await.transpose()?)) })
+        call(py, place, async move { Ok(Converted(watch.lock().await.next().await.transpose()?)) })
     }
 }

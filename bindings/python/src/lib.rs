@@ -45,7 +45,7 @@ mod _lockkeeper {
     #[pymodule_export]
     use crate::guard::HeldLock;
     #[pymodule_export]
-    use crate::inspect::{Watch, break_hold, check_token, inspect, list, watch};
+    use crate::inspect::{NativeWatch, break_hold, check_token, inspect, list, watch};
     #[pymodule_export]
     use crate::locks::{NativeLock, NativeLocks, connect};
     #[pymodule_export]

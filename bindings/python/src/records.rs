@@ -37,9 +37,9 @@ impl IntoObject for Store {
 }
 
 /// The attempt and the outcome, or nothing.
-struct Found(Option<OnceRecord>);
+struct StoredRecord(Option<OnceRecord>);
 
-impl IntoObject for Found {
+impl IntoObject for StoredRecord {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let record = self.0.map(|record| (record.attempt, PyBytes::new(py, &record.outcome).unbind()));
         Ok(record.into_pyobject(py)?.into_any().unbind())
@@ -107,7 +107,7 @@ impl NativeRecords {
         checked(&key)?;
         let store = self.0.get()?.clone();
         call(py, place, async move {
-            Ok(Found(match &*store {
+            Ok(StoredRecord(match &*store {
                 Store::File(records) => records.get(&key).await.map_err(failed)?,
                 Store::Redis(records) => records.get(&key).await.map_err(failed)?,
                 Store::DynamoDb(records) => records.get(&key).await.map_err(failed)?,
@@ -133,7 +133,7 @@ impl NativeRecords {
         }
         let (store, record) = (self.0.get()?.clone(), OnceRecord { attempt, outcome });
         call(py, place, async move {
-            Ok(Found(Some(match &*store {
+            Ok(StoredRecord(Some(match &*store {
                 Store::File(records) => records.put(&key, &record).await.map_err(failed)?,
                 Store::Redis(records) => records.put(&key, &record).await.map_err(failed)?,
                 Store::DynamoDb(records) => records.put(&key, &record).await.map_err(failed)?,

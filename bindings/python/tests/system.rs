@@ -190,8 +190,8 @@ fn installed_wheel_takes_a_lock() {
         .args([&format!("{here}/Cargo.toml"), "--out"])
         .arg(folder.path())
         .env("CARGO", &cargo));
-    let wheels = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
-    let wheel = wheels.filter(|file| file.extension().is_some_and(|it| it == "whl")).next().unwrap();
+    let mut wheels = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
+    let wheel = wheels.find(|file| file.extension().is_some_and(|it| it == "whl")).unwrap();
 
     ran(Command::new("python3").args(["-m", "venv", "--without-pip"]).arg(&venv));
     ran(Command::new("python3")

@@ -25,13 +25,13 @@ pub(crate) struct HttpPass {
 }
 
 /// What the fence says about a request.
-enum Verdict {
+enum AdmissionAnswer {
     Free,
     Admitted(Pass, Fenced),
     Answered(::http::Response<Vec<u8>>),
 }
 
-impl IntoObject for Verdict {
+impl IntoObject for AdmissionAnswer {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         Ok(match self {
             Self::Free => py.None(),
@@ -85,9 +85,9 @@ impl NativeHttpFence {
         let read = self.0.get()?.read(&mut parts, Guarding { token_required, resource });
         call(py, place, async move {
             let answered =
-                |response: ::http::Response<_>| Ok(Verdict::Answered(response.map(|body| Vec::from(body))));
+                |response: ::http::Response<_>| Ok(AdmissionAnswer::Answered(response.map(Vec::from)));
             let request = match read {
-                Ok(None) => return Ok(Verdict::Free),
+                Ok(None) => return Ok(AdmissionAnswer::Free),
                 Ok(Some(request)) => request,
                 Err(response) => return answered(response),
             };
@@ -100,9 +100,9 @@ impl NativeHttpFence {
                 Ok(_) if is_answered => {
                     let mut response = ::http::Response::new(Vec::new());
                     *response.status_mut() = ::http::StatusCode::NO_CONTENT;
-                    Ok(Verdict::Answered(response))
+                    Ok(AdmissionAnswer::Answered(response))
                 }
-                Ok(pass) => Ok(Verdict::Admitted(pass, fenced)),
+                Ok(pass) => Ok(AdmissionAnswer::Admitted(pass, fenced)),
                 Err(response) => answered(response),
             }
         })

@@ -1,5 +1,5 @@
-//! Fences for Python programs: the rules, the requests and the errors are those of the Rust fences. Python's own
-//! clients send them.
+//! Fences for Python programs: the rules, the requests and the errors are those of the Rust fences. Python's
+//! own clients send them.
 
 pub(crate) mod dynamodb;
 pub(crate) mod http;
