@@ -1,8 +1,8 @@
-//! `cargo xtask dist`: what is installed on a machine, as an archive and as a Debian package; and the packages
-//! of the bindings for other languages.
+//! `cargo xtask dist`: what is installed on a machine, as an archive and as a Debian package; and the
+//! packages of the bindings for other languages.
 //!
-//! The first two contain the same tree below their prefix: the programs with all their features, man pages and
-//! completions, and the systemd unit. The Debian package is made by dpkg-deb alone, which every Debian has:
+//! The first two contain the same tree below their prefix: the programs with all their features, man pages
+//! and completions, and the systemd unit. The Debian package is made by dpkg-deb alone, which every Debian has:
 //! cargo-deb would take minutes to build on each machine that runs the tests.
 
 use std::env::consts::{ARCH, OS};
