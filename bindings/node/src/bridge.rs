@@ -1,8 +1,8 @@
 //! How calls run, and how their results reach an event loop.
 //!
 //! A call is a task of the library's runtime. JavaScript gives it a number, and has a promise for it. The
-//! task appends its result to a queue, and the first result in the queue wakes the event loop, which takes all
-//! of them at once: many results cost one wake-up.
+//! task appends its result to a queue, and the first result in the queue wakes the event loop, which takes
+//! all of them at once: many results cost one wake-up.
 //!
 //! Holds stay here until they are released; JavaScript has their numbers. An environment (the main thread, or
 //! a worker) has one bridge. When the environment ends, its calls are dropped, and its holds are released in
