@@ -1,8 +1,8 @@
 //! How calls run, and how their results reach an event loop.
 //!
-//! A call is a task of the library's runtime. JavaScript gives it a number, and has a promise for it. The task
-//! appends its result to a queue, and the first result in the queue wakes the event loop, which takes all of
-//! them at once: many results cost one wake-up.
+//! A call is a task of the library's runtime. JavaScript gives it a number, and has a promise for it. The
+//! task appends its result to a queue, and the first result in the queue wakes the event loop, which takes
+//! all of them at once: many results cost one wake-up.
 //!
 //! Holds stay here until they are released; JavaScript has their numbers. An environment (the main thread, or
 //! a worker) has one bridge. When the environment ends, its calls are dropped, and its holds are released in
@@ -20,11 +20,11 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{RwLock, oneshot};
 use tokio::task::AbortHandle;
 
-use crate::errors::{CallError, Failure};
+use crate::errors::{ErrorJson, NativeError};
 use crate::holds::{AnyHold, HoldFacts};
 
 /// The result of a call.
-pub(crate) enum Answer {
+pub(crate) enum CallAnswer {
     Nothing,
     Null,
     Json(serde_json::Value),
@@ -34,7 +34,7 @@ pub(crate) enum Answer {
 
 type MakeObject = Box<dyn FnOnce(sys::napi_env) -> napi::Result<sys::napi_value> + Send>;
 
-impl Answer {
+impl CallAnswer {
     pub(crate) fn object<T: ToNapiValue + Send + 'static>(value: T) -> Self {
         // SAFETY: called by `to_napi_value` with the environment that it was given.
         Self::Object(Box::new(|env| unsafe { T::to_napi_value(env, value) }))
@@ -45,11 +45,11 @@ impl Answer {
 pub(crate) enum Completion {
     Ended {
         call: u32,
-        answer: Answer,
+        answer: CallAnswer,
     },
     Failed {
         call: u32,
-        failure: Failure,
+        failure: ErrorJson,
     },
     Held {
         call: u32,
@@ -58,7 +58,7 @@ pub(crate) enum Completion {
     },
     Lost {
         hold: u32,
-        failure: Failure,
+        failure: ErrorJson,
     },
     /// A command of a fence, for the connection of this number.
     Command {
@@ -68,7 +68,7 @@ pub(crate) enum Completion {
     },
 }
 
-impl ToNapiValue for Answer {
+impl ToNapiValue for CallAnswer {
     unsafe fn to_napi_value(env: sys::napi_env, answer: Self) -> napi::Result<sys::napi_value> {
         // SAFETY: the environment is the caller's.
         unsafe {
@@ -108,9 +108,9 @@ impl ToNapiValue for Completion {
 }
 
 /// The completions that an event loop takes at once.
-pub struct Batch(Vec<Completion>);
+pub struct CompletionBatch(Vec<Completion>);
 
-impl ToNapiValue for Batch {
+impl ToNapiValue for CompletionBatch {
     unsafe fn to_napi_value(env: sys::napi_env, batch: Self) -> napi::Result<sys::napi_value> {
         // SAFETY: the environment is the caller's.
         unsafe { Vec::to_napi_value(env, batch.0) }
@@ -118,20 +118,20 @@ impl ToNapiValue for Batch {
 }
 
 /// Weak: it does not keep the event loop alive. `lib/bridge.cjs` decides that.
-type Wake = ThreadsafeFunction<(), UnknownReturnValue, Batch, Status, false, true>;
+type Wake = ThreadsafeFunction<(), UnknownReturnValue, CompletionBatch, Status, false, true>;
 
 /// What the tasks of a bridge share.
 pub(crate) struct Shared {
     runtime: &'static Runtime,
     queue: Arc<Mutex<Vec<Completion>>>,
     wake: Wake,
-    state: Mutex<State>,
+    state: Mutex<BridgeState>,
 }
 
 #[derive(Default)]
-struct State {
+struct BridgeState {
     calls: HashMap<u32, AbortHandle>,
-    holds: HashMap<u32, Held>,
+    holds: HashMap<u32, KeptHold>,
     commands: HashMap<u32, oneshot::Sender<Reply>>,
     /// The number of the next hold or command.
     next: u32,
@@ -143,7 +143,7 @@ type Reply = Result<redis::Value, String>;
 /// A hold; `None` once it is being released.
 pub(crate) type SharedHold = Arc<RwLock<Option<AnyHold>>>;
 
-struct Held {
+struct KeptHold {
     hold: SharedHold,
     /// Ends the task that waits for its loss.
     watch: AbortHandle,
@@ -153,7 +153,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl State {
+impl BridgeState {
     fn number(&mut self) -> u32 {
         loop {
             self.next = self.next.wrapping_add(1);
@@ -165,7 +165,7 @@ impl State {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BridgeState> {
         lock(&self.state)
     }
 
@@ -203,7 +203,8 @@ pub struct Bridge {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// The runtime of the process, which drives the calls of all environments; `None` if no thread can be started.
+/// The runtime of the process, which drives the calls of all environments; `None` if no thread can be
+/// started.
 fn runtime() -> Option<&'static Runtime> {
     static RUNTIME: OnceLock<Option<Runtime>> = OnceLock::new();
     let made = || {
@@ -223,13 +224,13 @@ pub(crate) fn within<T>(work: impl FnOnce() -> T) -> T {
 impl Bridge {
     /// `complete` is called with lists of completions.
     #[napi(constructor)]
-    pub fn new(complete: Function<'_, Batch, UnknownReturnValue>) -> napi::Result<Self> {
+    pub fn new(complete: Function<'_, CompletionBatch, UnknownReturnValue>) -> napi::Result<Self> {
         let queue = Arc::new(Mutex::new(Vec::new()));
         let ready = queue.clone();
         let wake = complete
             .build_threadsafe_function::<()>()
             .weak::<true>()
-            .build_callback(move |_| Ok(Batch(std::mem::take(&mut *lock(&ready)))))?;
+            .build_callback(move |_| Ok(CompletionBatch(std::mem::take(&mut *lock(&ready)))))?;
         let runtime = runtime().ok_or_else(|| {
             napi::Error::from_reason("no thread can be started for calls; raise the limit on threads")
         })?;
@@ -261,7 +262,7 @@ impl Bridge {
     pub(crate) fn begin(
         &self,
         call: u32,
-        work: impl Future<Output = Result<Answer, CallError>> + Send + 'static,
+        work: impl Future<Output = Result<CallAnswer, NativeError>> + Send + 'static,
     ) {
         let shared = self.shared.clone();
         // The task can't end before it is on the list: it needs this lock for that.
@@ -282,7 +283,7 @@ impl Bridge {
     pub(crate) fn begin_hold(
         &self,
         call: u32,
-        work: impl Future<Output = Result<Option<AnyHold>, CallError>> + Send + 'static,
+        work: impl Future<Output = Result<Option<AnyHold>, NativeError>> + Send + 'static,
     ) {
         let shared = self.shared.clone();
         let mut state = self.shared.state();
@@ -292,7 +293,7 @@ impl Bridge {
             let Some(watch) = shared.ended(call) else { return };
             let hold = match acquired {
                 Ok(Some(hold)) => hold,
-                Ok(None) => return shared.push(Completion::Ended { call, answer: Answer::Null }),
+                Ok(None) => return shared.push(Completion::Ended { call, answer: CallAnswer::Null }),
                 Err(error) => return shared.push(Completion::Failed { call, failure: error.into() }),
             };
             let (lost, facts) = (hold.lost(), hold.facts());
@@ -300,14 +301,14 @@ impl Bridge {
             let hold = {
                 let mut state = shared.state();
                 let hold = state.number();
-                state.holds.insert(hold, Held { hold: kept.clone(), watch });
+                state.holds.insert(hold, KeptHold { hold: kept.clone(), watch });
                 hold
             };
             shared.push(Completion::Held { call, hold, facts });
             lost.cancelled().await;
             let why = kept.read().await.as_ref().and_then(AnyHold::loss);
             if let Some(why) = why {
-                shared.push(Completion::Lost { hold, failure: CallError::Lost(why).into() });
+                shared.push(Completion::Lost { hold, failure: NativeError::Lost(why).into() });
             }
         });
         state.calls.insert(call, task.abort_handle());
@@ -328,7 +329,7 @@ impl Bridge {
 
 impl Drop for Bridge {
     fn drop(&mut self) {
-        let State { calls, holds, commands, .. } = std::mem::take(&mut *self.shared.state());
+        let BridgeState { calls, holds, commands, .. } = std::mem::take(&mut *self.shared.state());
         calls.into_values().for_each(|task| task.abort());
         holds.values().for_each(|held| held.watch.abort());
         within(|| drop((holds, commands)));

@@ -13,10 +13,10 @@ use lockkeeper_fence::{BadResource, MarksError, RedisFenceError, Refused};
 use serde_json::{Value, json};
 
 /// An error for JavaScript: the name of its class, its text, and the fields that the class has.
-pub(crate) type Failure = Value;
+pub(crate) type ErrorJson = Value;
 
 /// An error of a call.
-pub(crate) enum CallError {
+pub(crate) enum NativeError {
     Connect(ConnectError),
     Acquire(AcquireError),
     Backend(BackendError),
@@ -41,7 +41,7 @@ pub(crate) enum CallError {
 
 macro_rules! from {
     ($($error:ident => $variant:ident),*) => {
-        $(impl From<$error> for CallError {
+        $(impl From<$error> for NativeError {
             fn from(error: $error) -> Self {
                 Self::$variant(error)
             }
@@ -54,7 +54,7 @@ from!(
     RedisFenceError => Redis, DynamoDbError => DynamoDb, MarksError => Marks, BadResource => Resource
 );
 
-impl From<HoldError> for CallError {
+impl From<HoldError> for NativeError {
     fn from(error: HoldError) -> Self {
         match error {
             HoldError::Lost(lost) => Self::Lost(lost),
@@ -65,44 +65,44 @@ impl From<HoldError> for CallError {
 }
 
 /// An error that a call throws at once.
-pub(crate) fn throw(error: CallError) -> napi::Error {
-    napi::Error::from_reason(Failure::from(error).to_string())
+pub(crate) fn throw(error: NativeError) -> napi::Error {
+    napi::Error::from_reason(ErrorJson::from(error).to_string())
 }
 
-fn plain(class: &str, error: &impl ToString) -> Failure {
+fn plain(class: &str, error: &impl ToString) -> ErrorJson {
     json!({ "class": class, "message": error.to_string() })
 }
 
-impl From<CallError> for Failure {
-    fn from(error: CallError) -> Self {
+impl From<NativeError> for ErrorJson {
+    fn from(error: NativeError) -> Self {
         match error {
-            CallError::Connect(error) => connect(&error),
-            CallError::Acquire(error) => acquire(&error),
-            CallError::Backend(error) | CallError::Change(ChangeError::Backend(error)) => backend(&error),
-            CallError::Unsupported(error) | CallError::Change(ChangeError::Unsupported(error)) => {
+            NativeError::Connect(error) => connect(&error),
+            NativeError::Acquire(error) => acquire(&error),
+            NativeError::Backend(error) | NativeError::Change(ChangeError::Backend(error)) => backend(&error),
+            NativeError::Unsupported(error) | NativeError::Change(ChangeError::Unsupported(error)) => {
                 unsupported(&error)
             }
-            CallError::Change(ChangeError::Lost(lost))
-            | CallError::Verify(VerifyError::Lost(lost))
-            | CallError::Lost(lost)
-            | CallError::Release(ReleaseError::AlreadyLost(lost)) => self::lost(&lost),
-            CallError::Change(error) => plain("NoAnswer", &error),
-            CallError::Verify(error) => plain("NoAnswer", &error),
-            CallError::Release(error) => plain("ReleaseNotConfirmed", &error),
-            CallError::Option { option, value, allowed } => {
+            NativeError::Change(ChangeError::Lost(lost))
+            | NativeError::Verify(VerifyError::Lost(lost))
+            | NativeError::Lost(lost)
+            | NativeError::Release(ReleaseError::AlreadyLost(lost)) => self::lost(&lost),
+            NativeError::Change(error) => plain("NoAnswer", &error),
+            NativeError::Verify(error) => plain("NoAnswer", &error),
+            NativeError::Release(error) => plain("ReleaseNotConfirmed", &error),
+            NativeError::Option { option, value, allowed } => {
                 let text = format!("`{option}` is {value}; {allowed}");
                 json!({ "class": "InvalidOption", "message": text, "option": option, "value": value, "limit": allowed })
             }
-            CallError::Released => plain("Released", &"the lock was released; acquire it again"),
-            CallError::Refused(refused)
-            | CallError::Redis(RedisFenceError::Refused(refused))
-            | CallError::DynamoDb(DynamoDbError::Refused(refused))
-            | CallError::Marks(MarksError::Refused(refused)) => self::refused(&refused),
-            CallError::Redis(error @ RedisFenceError::Unknown { .. }) => plain("NoAnswer", &chain(&error)),
-            CallError::Redis(error) => plain("FenceError", &error),
-            CallError::DynamoDb(error) => plain("FenceError", &error),
-            CallError::Marks(error) => plain("FenceError", &chain(&error)),
-            CallError::Resource(error) => plain("FenceError", &error),
+            NativeError::Released => plain("Released", &"the lock was released; acquire it again"),
+            NativeError::Refused(refused)
+            | NativeError::Redis(RedisFenceError::Refused(refused))
+            | NativeError::DynamoDb(DynamoDbError::Refused(refused))
+            | NativeError::Marks(MarksError::Refused(refused)) => self::refused(&refused),
+            NativeError::Redis(error @ RedisFenceError::Unknown { .. }) => plain("NoAnswer", &chain(&error)),
+            NativeError::Redis(error) => plain("FenceError", &error),
+            NativeError::DynamoDb(error) => plain("FenceError", &error),
+            NativeError::Marks(error) => plain("FenceError", &chain(&error)),
+            NativeError::Resource(error) => plain("FenceError", &error),
         }
     }
 }
@@ -113,7 +113,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-fn refused(refused: &Refused) -> Failure {
+fn refused(refused: &Refused) -> ErrorJson {
     let message = refused.to_string();
     match refused {
         Refused::Stale { offered, highest } => {
@@ -126,7 +126,7 @@ fn refused(refused: &Refused) -> Failure {
     }
 }
 
-fn lost(lost: &Lost) -> Failure {
+fn lost(lost: &Lost) -> ErrorJson {
     json!({
         "class": "LockLost",
         "message": lost.to_string(),
@@ -137,7 +137,7 @@ fn lost(lost: &Lost) -> Failure {
     })
 }
 
-fn connect(error: &ConnectError) -> Failure {
+fn connect(error: &ConnectError) -> ErrorJson {
     match error {
         ConnectError::Url(error) => url(error),
         ConnectError::Unsupported(error) => unsupported(error),
@@ -146,11 +146,11 @@ fn connect(error: &ConnectError) -> Failure {
     }
 }
 
-fn url(error: &UrlError) -> Failure {
+fn url(error: &UrlError) -> ErrorJson {
     plain("InvalidUrl", error)
 }
 
-fn unsupported(error: &Unsupported) -> Failure {
+fn unsupported(error: &Unsupported) -> ErrorJson {
     json!({
         "class": "Unsupported",
         "message": error.to_string(),
@@ -160,7 +160,7 @@ fn unsupported(error: &Unsupported) -> Failure {
     })
 }
 
-fn backend(error: &BackendError) -> Failure {
+fn backend(error: &BackendError) -> ErrorJson {
     let class = match error.kind {
         BackendErrorKind::Unsupported => "Unsupported",
         BackendErrorKind::Denied => "Denied",
@@ -172,7 +172,7 @@ fn backend(error: &BackendError) -> Failure {
     json!({ "class": class, "message": error.to_string(), "mayPass": error.kind.may_pass() })
 }
 
-fn acquire(error: &AcquireError) -> Failure {
+fn acquire(error: &AcquireError) -> ErrorJson {
     let text = error.to_string();
     let waiting = |class: &str, waited: &Duration, why: &Option<Arc<str>>| {
         let waited = waited.as_secs_f64() * 1e3;

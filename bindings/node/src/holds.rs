@@ -5,8 +5,8 @@ use napi::bindgen_prelude::Uint8Array;
 use napi_derive::napi;
 use tokio_util::sync::CancellationToken;
 
-use crate::bridge::{Answer, Bridge, within};
-use crate::errors::{CallError, throw};
+use crate::bridge::{Bridge, CallAnswer, within};
+use crate::errors::{NativeError, throw};
 use crate::options::milliseconds;
 
 /// A hold of any kind.
@@ -65,10 +65,10 @@ impl Bridge {
     ///
     /// # Errors
     /// It was released, or is being released.
-    fn read<T>(&self, hold: u32, read: impl FnOnce(&AnyHold) -> Result<T, CallError>) -> napi::Result<T> {
-        let kept = self.hold(hold).ok_or(CallError::Released).map_err(throw)?;
-        let kept = kept.try_read().map_err(|_| throw(CallError::Released))?;
-        kept.as_ref().ok_or(CallError::Released).and_then(read).map_err(throw)
+    fn read<T>(&self, hold: u32, read: impl FnOnce(&AnyHold) -> Result<T, NativeError>) -> napi::Result<T> {
+        let kept = self.hold(hold).ok_or(NativeError::Released).map_err(throw)?;
+        let kept = kept.try_read().map_err(|_| throw(NativeError::Released))?;
+        kept.as_ref().ok_or(NativeError::Released).and_then(read).map_err(throw)
     }
 }
 
@@ -112,11 +112,11 @@ impl Bridge {
     pub fn verify(&self, call: u32, hold: u32) {
         let kept = self.hold(hold);
         self.begin(call, async move {
-            let kept = kept.ok_or(CallError::Released)?;
+            let kept = kept.ok_or(NativeError::Released)?;
             let hold = kept.read().await;
-            let hold = hold.as_ref().ok_or(CallError::Released)?;
+            let hold = hold.as_ref().ok_or(NativeError::Released)?;
             with!(hold, it => it.verify().await)?;
-            Ok(Answer::Nothing)
+            Ok(CallAnswer::Nothing)
         });
     }
 
@@ -124,11 +124,11 @@ impl Bridge {
     pub fn set_value(&self, call: u32, hold: u32, value: Uint8Array) {
         let (kept, value) = (self.hold(hold), value.to_vec());
         self.begin(call, async move {
-            let kept = kept.ok_or(CallError::Released)?;
+            let kept = kept.ok_or(NativeError::Released)?;
             let hold = kept.read().await;
-            let hold = hold.as_ref().ok_or(CallError::Released)?;
+            let hold = hold.as_ref().ok_or(NativeError::Released)?;
             with!(hold, it => it.set_value(value).await)?;
-            Ok(Answer::Nothing)
+            Ok(CallAnswer::Nothing)
         });
     }
 
@@ -136,11 +136,11 @@ impl Bridge {
     pub fn downgrade(&self, call: u32, hold: u32) {
         let kept = self.hold(hold);
         self.begin(call, async move {
-            let kept = kept.ok_or(CallError::Released)?;
+            let kept = kept.ok_or(NativeError::Released)?;
             let hold = kept.read().await;
-            let hold = hold.as_ref().ok_or(CallError::Released)?;
+            let hold = hold.as_ref().ok_or(NativeError::Released)?;
             with!(hold, it => it.downgrade().await)?;
-            Ok(Answer::Nothing)
+            Ok(CallAnswer::Nothing)
         });
     }
 
@@ -149,13 +149,13 @@ impl Bridge {
     pub fn leaving(&self, call: u32, hold: u32) {
         let kept = self.hold(hold);
         self.begin(call, async move {
-            let kept = kept.ok_or(CallError::Released)?;
-            match kept.read().await.as_ref().ok_or(CallError::Released)? {
+            let kept = kept.ok_or(NativeError::Released)?;
+            match kept.read().await.as_ref().ok_or(NativeError::Released)? {
                 AnyHold::PlainPartition(partition) => partition.leaving().await,
                 AnyHold::FencedPartition(partition) => partition.leaving().await,
                 hold => hold.lost().cancelled().await,
             }
-            Ok(Answer::Nothing)
+            Ok(CallAnswer::Nothing)
         });
     }
 
@@ -164,9 +164,10 @@ impl Bridge {
     pub fn release(&self, call: u32, hold: u32) {
         let kept = self.take_hold(hold);
         self.begin(call, async move {
-            let hold = kept.ok_or(CallError::Released)?.write().await.take().ok_or(CallError::Released)?;
+            let hold =
+                kept.ok_or(NativeError::Released)?.write().await.take().ok_or(NativeError::Released)?;
             with!(hold, it => it.release().await)?;
-            Ok(Answer::Nothing)
+            Ok(CallAnswer::Nothing)
         });
     }
 

@@ -10,8 +10,8 @@ use lockkeeper::{
 use napi_derive::napi;
 use serde_json::{Map, Value, json};
 
-use crate::bridge::{Answer, Bridge};
-use crate::errors::CallError;
+use crate::bridge::{Bridge, CallAnswer};
+use crate::errors::NativeError;
 use crate::locks::{Kinds, NativeLocks, with};
 
 fn milliseconds(time: Duration) -> u64 {
@@ -74,9 +74,9 @@ fn waiter(waiter: &WaiterInfo) -> Value {
 }
 
 /// A token that JavaScript has given.
-fn token(value: f64) -> Result<Token, CallError> {
+fn token(value: f64) -> Result<Token, NativeError> {
     let whole = (value.fract() == 0.0 && value >= 1.0).then_some(value as u64);
-    whole.and_then(Token::new).ok_or_else(|| CallError::Option {
+    whole.and_then(Token::new).ok_or_else(|| NativeError::Option {
         option: "token",
         value: value.to_string(),
         allowed: "give a token: 1 to 2^53 - 1",
@@ -90,7 +90,7 @@ impl Bridge {
         let locks = locks.0.clone();
         self.begin(call, async move {
             let found = with!(locks, locks => locks.inspect(name).await)?;
-            Ok(Answer::Json(lock(&found)))
+            Ok(CallAnswer::Json(lock(&found)))
         });
     }
 
@@ -99,7 +99,7 @@ impl Bridge {
         let locks = locks.0.clone();
         self.begin(call, async move {
             let found = with!(locks, locks => locks.list(prefix.as_deref()).await)?;
-            Ok(Answer::Json(found.iter().map(lock).collect()))
+            Ok(CallAnswer::Json(found.iter().map(lock).collect()))
         });
     }
 
@@ -113,7 +113,7 @@ impl Bridge {
                 TokenStatus::NotCurrent { live } => ("not-current", live),
                 TokenStatus::NeverIssued => ("never-issued", Vec::new()),
             };
-            Ok(Answer::Json(json!({ "status": status, "liveTokens": tokens(&live) })))
+            Ok(CallAnswer::Json(json!({ "status": status, "liveTokens": tokens(&live) })))
         });
     }
 
@@ -138,7 +138,7 @@ impl Bridge {
                 Broken::StillClosed => ("still-closed", Vec::new()),
                 _ => ("done", Vec::new()),
             };
-            Ok(Answer::Json(json!({ "result": result, "liveTokens": tokens(&live) })))
+            Ok(CallAnswer::Json(json!({ "result": result, "liveTokens": tokens(&live) })))
         });
     }
 }

@@ -5,10 +5,10 @@ use napi::Either;
 use napi::bindgen_prelude::Uint8Array;
 use napi_derive::napi;
 
-use crate::bridge::{Answer, Bridge};
+use crate::bridge::{Bridge, CallAnswer};
 use crate::errors::throw;
 use crate::holds::AnyHold;
-use crate::options::{self, LockOptions, Options, milliseconds};
+use crate::options::{self, LockOptions, OptionsOf, milliseconds};
 
 /// One of two types, of locks without tokens and of fenced ones.
 #[derive(Clone)]
@@ -56,7 +56,7 @@ impl Bridge {
                 Some(label) => lockkeeper::Locks::connect_as(&url, &label).await,
                 None => lockkeeper::Locks::connect(&url).await,
             };
-            Ok(Answer::object(NativeLocks(Kinds::Plain(connected?))))
+            Ok(CallAnswer::object(NativeLocks(Kinds::Plain(connected?))))
         });
     }
 
@@ -66,7 +66,7 @@ impl Bridge {
         let (locks, limit) = (locks.0.clone(), milliseconds("limit", limit).map_err(throw)?);
         self.begin(call, async move {
             let _ = with!(locks, locks => locks.shutdown(limit).await);
-            Ok(Answer::Nothing)
+            Ok(CallAnswer::Nothing)
         });
         Ok(())
     }
@@ -130,19 +130,19 @@ impl NativeLocks {
     }
 
     #[napi]
-    pub fn mutex(&self, name: String, options: Options) -> napi::Result<NativeLock> {
+    pub fn mutex(&self, name: String, options: OptionsOf) -> napi::Result<NativeLock> {
         let options = LockOptions::try_from(options).map_err(throw)?;
         Ok(NativeLock(each!(&self.0, locks => options.on(locks.mutex(&name)))))
     }
 
     #[napi]
-    pub fn read(&self, name: String, options: Options) -> napi::Result<NativeLock> {
+    pub fn read(&self, name: String, options: OptionsOf) -> napi::Result<NativeLock> {
         let options = LockOptions::try_from(options).map_err(throw)?;
         Ok(NativeLock(each!(&self.0, locks => options.on(locks.rw(&name).read()))))
     }
 
     #[napi]
-    pub fn write(&self, name: String, options: Options) -> napi::Result<NativeLock> {
+    pub fn write(&self, name: String, options: OptionsOf) -> napi::Result<NativeLock> {
         let options = LockOptions::try_from(options).map_err(throw)?;
         Ok(NativeLock(each!(&self.0, locks => options.on(locks.rw(&name).write()))))
     }
@@ -152,7 +152,7 @@ impl NativeLocks {
         &self,
         name: String,
         permits: Option<u32>,
-        options: Options,
+        options: OptionsOf,
     ) -> napi::Result<NativeLock> {
         let options = LockOptions::try_from(options).map_err(throw)?;
         Ok(NativeLock(match permits {
@@ -162,13 +162,13 @@ impl NativeLocks {
     }
 
     #[napi]
-    pub fn all(&self, names: Vec<String>, options: Options) -> napi::Result<NativeLock> {
+    pub fn all(&self, names: Vec<String>, options: OptionsOf) -> napi::Result<NativeLock> {
         let options = LockOptions::try_from(options).map_err(throw)?;
         Ok(NativeLock(each!(&self.0, locks => options.on(locks.all(&names)))))
     }
 
     #[napi]
-    pub fn rate(&self, name: String, count: u32, per: f64, options: Options) -> napi::Result<NativeLock> {
+    pub fn rate(&self, name: String, count: u32, per: f64, options: OptionsOf) -> napi::Result<NativeLock> {
         let options = LockOptions::try_from(options).map_err(throw)?;
         let per = milliseconds("per", per).map_err(throw)?;
         Ok(NativeLock(each!(&self.0, locks => options.on(locks.rate(&name, count, per)))))
@@ -180,7 +180,7 @@ impl NativeLocks {
         name: String,
         stripes: u32,
         key: Uint8Array,
-        options: Options,
+        options: OptionsOf,
     ) -> napi::Result<NativeLock> {
         let options = LockOptions::try_from(options).map_err(throw)?;
         Ok(NativeLock(each!(&self.0, locks => options.on(locks.striped(&name, stripes).for_key(&key)))))

@@ -8,11 +8,11 @@ use napi::Either;
 use napi::bindgen_prelude::Uint8Array;
 use napi_derive::napi;
 
-use crate::errors::CallError;
+use crate::errors::NativeError;
 
 /// The options that were given; see `lib/index.d.cts` for their meaning.
 #[napi(object, object_to_js = false)]
-pub struct Options {
+pub struct OptionsOf {
     pub ttl: Option<f64>,
     pub renew: Option<bool>,
     pub wait: Option<Either<bool, f64>>,
@@ -49,8 +49,8 @@ pub(crate) struct LockOptions {
 ///
 /// # Errors
 /// It is negative, no number, or too large.
-pub(crate) fn milliseconds(option: &'static str, value: f64) -> Result<Duration, CallError> {
-    Duration::try_from_secs_f64(value / 1e3).map_err(|_| CallError::Option {
+pub(crate) fn milliseconds(option: &'static str, value: f64) -> Result<Duration, NativeError> {
+    Duration::try_from_secs_f64(value / 1e3).map_err(|_| NativeError::Option {
         option,
         value: value.to_string(),
         allowed: "give milliseconds, 0 or more",
@@ -61,7 +61,7 @@ pub(crate) fn milliseconds(option: &'static str, value: f64) -> Result<Duration,
 ///
 /// # Errors
 /// As [`milliseconds`].
-pub(crate) fn wait(wait: &Either<bool, f64>) -> Result<Wait, CallError> {
+pub(crate) fn wait(wait: &Either<bool, f64>) -> Result<Wait, NativeError> {
     Ok(match wait {
         Either::A(true) => Wait::Forever,
         Either::A(false) => Wait::No,
@@ -69,10 +69,10 @@ pub(crate) fn wait(wait: &Either<bool, f64>) -> Result<Wait, CallError> {
     })
 }
 
-impl TryFrom<Options> for LockOptions {
-    type Error = CallError;
+impl TryFrom<OptionsOf> for LockOptions {
+    type Error = NativeError;
 
-    fn try_from(given: Options) -> Result<Self, CallError> {
+    fn try_from(given: OptionsOf) -> Result<Self, NativeError> {
         let time = |option, value: Option<f64>| value.map(|value| milliseconds(option, value)).transpose();
         let mut meta: Vec<_> = given.meta.unwrap_or_default().into_iter().collect();
         meta.sort();

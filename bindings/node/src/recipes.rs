@@ -10,11 +10,11 @@ use napi_derive::napi;
 use serde_json::json;
 use tokio::sync::Mutex;
 
-use crate::bridge::{Answer, Bridge, within};
-use crate::errors::{CallError, throw};
+use crate::bridge::{Bridge, CallAnswer, within};
+use crate::errors::{NativeError, throw};
 use crate::holds::AnyHold;
 use crate::locks::{Kinds, NativeLocks, with};
-use crate::options::{LockOptions, Options, milliseconds};
+use crate::options::{LockOptions, OptionsOf, milliseconds};
 
 type AnyMember = Kinds<lockkeeper::PartitionMember<Unfenced>, lockkeeper::PartitionMember<Fenced>>;
 
@@ -35,11 +35,11 @@ impl Drop for NativeMember {
     }
 }
 
-fn shown(leader: Option<Leader>) -> Answer {
-    leader.map_or(Answer::Null, |leader| {
+fn shown(leader: Option<Leader>) -> CallAnswer {
+    leader.map_or(CallAnswer::Null, |leader| {
         let Leader { token, label, value, .. } = leader;
         let token = token.map(lockkeeper::Token::get);
-        Answer::Json(json!({ "token": token, "label": label, "value": STANDARD.encode(value) }))
+        CallAnswer::Json(json!({ "token": token, "label": label, "value": STANDARD.encode(value) }))
     })
 }
 
@@ -53,7 +53,7 @@ impl Bridge {
         locks: &NativeLocks,
         name: String,
         value: Uint8Array,
-        options: Options,
+        options: OptionsOf,
     ) -> napi::Result<()> {
         let options = LockOptions::try_from(options).map_err(throw)?;
         let (locks, value) = (locks.0.clone(), value.to_vec());
@@ -104,7 +104,7 @@ impl Bridge {
         locks: &NativeLocks,
         name: String,
         count: u32,
-        options: Options,
+        options: OptionsOf,
     ) -> napi::Result<()> {
         let options = LockOptions::try_from(options).map_err(throw)?;
         let locks = locks.0.clone();
@@ -119,7 +119,7 @@ impl Bridge {
                     Kinds::Fenced(group.join().await?)
                 }
             };
-            Ok(Answer::object(NativeMember(Arc::new(Mutex::new(Some(member))))))
+            Ok(CallAnswer::object(NativeMember(Arc::new(Mutex::new(Some(member))))))
         });
         Ok(())
     }
@@ -131,9 +131,9 @@ impl Bridge {
         let member = member.0.clone();
         self.begin_hold(call, async move {
             let mut member = member.lock().await;
-            let member = member.as_mut().ok_or(CallError::Released)?;
+            let member = member.as_mut().ok_or(NativeError::Released)?;
             let next = async {
-                Ok::<_, CallError>(match member {
+                Ok::<_, NativeError>(match member {
                     Kinds::Plain(member) => AnyHold::PlainPartition(member.next().await?),
                     Kinds::Fenced(member) => AnyHold::FencedPartition(member.next().await?),
                 })
@@ -151,9 +151,9 @@ impl Bridge {
     pub fn leave(&self, call: u32, member: &NativeMember) {
         let member = member.0.clone();
         self.begin(call, async move {
-            let member = member.lock().await.take().ok_or(CallError::Released)?;
+            let member = member.lock().await.take().ok_or(NativeError::Released)?;
             with!(member, member => member.leave().await)?;
-            Ok(Answer::Nothing)
+            Ok(CallAnswer::Nothing)
         });
     }
 }

@@ -16,14 +16,14 @@ use napi::bindgen_prelude::Uint8Array;
 use napi_derive::napi;
 use serde_json::json;
 
-use crate::bridge::{Answer, Bridge};
-use crate::errors::{CallError, throw};
+use crate::bridge::{Bridge, CallAnswer};
+use crate::errors::{NativeError, throw};
 use crate::options::milliseconds;
 
 /// The limit of a request to Redis.
 const REDIS_LIMIT: Duration = Duration::from_secs(5);
 
-enum Store {
+enum RecordStore {
     File(FileRecords),
     Redis(RedisRecords<RedisConnection>),
     DynamoDb(DynamoDbRecords),
@@ -32,35 +32,35 @@ enum Store {
 macro_rules! with {
     ($store:expr, $it:ident => $do:expr) => {
         match $store {
-            Store::File($it) => $do.map_err(failed),
-            Store::Redis($it) => $do.map_err(failed),
-            Store::DynamoDb($it) => $do.map_err(failed),
+            RecordStore::File($it) => $do.map_err(failed),
+            RecordStore::Redis($it) => $do.map_err(failed),
+            RecordStore::DynamoDb($it) => $do.map_err(failed),
         }
     };
 }
 
-fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> CallError {
+fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> NativeError {
     BackendError::new(BackendErrorKind::Unreachable, format!("the records: {}", error.into())).into()
 }
 
 /// A store of records.
 #[napi(js_name = "Records")]
-pub struct NativeRecords(Arc<Store>);
+pub struct NativeRecords(Arc<RecordStore>);
 
-async fn connect(url: String, keep: Option<Duration>) -> Result<Store, CallError> {
+async fn connect(url: String, keep: Option<Duration>) -> Result<RecordStore, NativeError> {
     let parsed: Url = url.parse().map_err(ConnectError::Url)?;
     Ok(match parsed.scheme.as_str() {
-        "file" => Store::File(FileRecords::new(PathBuf::from(&parsed.path))),
+        "file" => RecordStore::File(FileRecords::new(PathBuf::from(&parsed.path))),
         "dynamodb" => {
             let records = DynamoDbRecords::connect(&url).await?;
-            Store::DynamoDb(match keep {
+            RecordStore::DynamoDb(match keep {
                 Some(time) => records.keep_for(time),
                 None => records,
             })
         }
         "redis" | "rediss" => {
             let records = RedisRecords::new(RedisConnection::connect(&parsed, REDIS_LIMIT).await?);
-            Store::Redis(match keep {
+            RecordStore::Redis(match keep {
                 Some(time) => records.keep_for(time),
                 None => records,
             })
@@ -68,25 +68,25 @@ async fn connect(url: String, keep: Option<Duration>) -> Result<Store, CallError
         scheme => {
             let (option, value) = ("url", scheme.to_owned());
             let allowed = "give file:///dir, redis://host:port or dynamodb://table";
-            return Err(CallError::Option { option, value, allowed });
+            return Err(NativeError::Option { option, value, allowed });
         }
     })
 }
 
-fn shown(record: Option<OnceRecord>) -> Answer {
-    record.map_or(Answer::Null, |OnceRecord { attempt, outcome }| {
-        Answer::Json(json!({ "attempt": attempt, "outcome": STANDARD.encode(outcome) }))
+fn shown(record: Option<OnceRecord>) -> CallAnswer {
+    record.map_or(CallAnswer::Null, |OnceRecord { attempt, outcome }| {
+        CallAnswer::Json(json!({ "attempt": attempt, "outcome": STANDARD.encode(outcome) }))
     })
 }
 
 /// # Errors
 /// The key is too long, or empty.
-fn checked(key: &str) -> Result<(), CallError> {
+fn checked(key: &str) -> Result<(), NativeError> {
     match (1..=KEY_BYTES_MAX).contains(&key.len()) {
         true => Ok(()),
         false => {
             let (option, value) = ("key", format!("{} bytes", key.len()));
-            Err(CallError::Option { option, value, allowed: "give 1 to 512 bytes" })
+            Err(NativeError::Option { option, value, allowed: "give 1 to 512 bytes" })
         }
     }
 }
@@ -99,7 +99,7 @@ impl Bridge {
         let keep = keep_for.map(|time| milliseconds("keepFor", time)).transpose().map_err(throw)?;
         self.begin(call, async move {
             let store = connect(url, keep).await?;
-            Ok(Answer::object(NativeRecords(Arc::new(store))))
+            Ok(CallAnswer::object(NativeRecords(Arc::new(store))))
         });
         Ok(())
     }
@@ -129,7 +129,7 @@ impl Bridge {
             if record.outcome.len() > OUTCOME_BYTES_MAX {
                 let (option, value) = ("outcome", format!("{} bytes", record.outcome.len()));
                 let allowed = "the work was done, but only outcomes of at most 64 KiB can be recorded";
-                return Err(CallError::Option { option, value, allowed });
+                return Err(NativeError::Option { option, value, allowed });
             }
             Ok(shown(Some(with!(&*store, records => records.put(&key, &record).await)?)))
         });

@@ -1,5 +1,5 @@
-//! The npm package on real lock services: the tests in the files beside this one, run by node on the library as it was
-//! built with this test.
+//! The npm package on real lock services: the tests in the files beside this one, run by node on the library
+//! as it was built with this test.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -3,7 +3,7 @@
 // The fence of PostgreSQL, on a transaction of `pg`. The rule is the server's (functions of the schema
 // lockkeeper_fence), the same for programs in any language.
 
-const native = require("../native.cjs");
+const { bridge } = require("../bridge.cjs");
 const { NotFenced, Repeated, Stale } = require("../errors.cjs");
 
 const ADVICE = "apply `schemaSql()` of lockkeeper/fences/pg, and `grantsSql(role)` for the application’s role";
@@ -32,8 +32,8 @@ function refusal(error) {
 }
 
 module.exports = {
-  schemaSql: () => native.postgresFenceSql(),
-  grantsSql: (role) => native.postgresFenceGrants(role),
+  schemaSql: () => bridge.postgresFenceSql(),
+  grantsSql: (role) => bridge.postgresFenceGrants(role),
   enter: (client, resource, section) => pass(client, "enter", resource, section),
   write: (client, resource, section) => pass(client, "check_write", resource, section),
   once: (client, resource, section) => pass(client, "check_once", resource, section),

@@ -8,7 +8,7 @@ use napi_derive::napi;
 use serde_json::Value as Json;
 
 use super::{SectionOf, action};
-use crate::errors::{CallError, throw};
+use crate::errors::{NativeError, throw};
 
 /// A fenced request.
 #[napi]
@@ -51,7 +51,8 @@ impl DynamoDbRequest {
         self.0.request().body().to_string()
     }
 
-    /// The second try after a refusal, or an exception that says why. `refused` is the item that came with it.
+    /// The second try after a refusal, or an exception that says why. `refused` is the item that came with
+    /// it.
     #[napi]
     pub fn after_refusal(&self, refused: Option<String>) -> napi::Result<DynamoDbRequest> {
         let refused = refused.map(|refused| item("item", &json(&refused))).transpose().map_err(throw)?;
@@ -65,19 +66,19 @@ fn json(text: &str) -> Json {
     serde_json::from_str(text).unwrap_or_default()
 }
 
-fn invalid(option: &'static str, json: &Json) -> CallError {
-    CallError::Option {
+fn invalid(option: &'static str, json: &Json) -> NativeError {
+    NativeError::Option {
         option,
         value: json.to_string(),
         allowed: "give values as `{ N: \"7\" }` or `{ S: \"text\" }`",
     }
 }
 
-fn item(option: &'static str, json: &Json) -> Result<Item, CallError> {
+fn item(option: &'static str, json: &Json) -> Result<Item, NativeError> {
     item_from_json(json).ok_or_else(|| invalid(option, json))
 }
 
-fn effect(given: &Json) -> Result<Effect, CallError> {
+fn effect(given: &Json) -> Result<Effect, NativeError> {
     if let Some(put) = given.get("put") {
         return Ok(Effect::Put(item("put", put)?));
     }

@@ -8,8 +8,8 @@ use lockkeeper_fence::http::{Guarding, HttpFence, Pass, Rules, WAIT_DEFAULT, is_
 use napi_derive::napi;
 use serde_json::json;
 
-use crate::bridge::{Answer, Bridge};
-use crate::errors::{CallError, throw};
+use crate::bridge::{Bridge, CallAnswer};
+use crate::errors::{NativeError, throw};
 use crate::options::milliseconds;
 
 /// A fence with its file of marks.
@@ -24,7 +24,7 @@ impl NativeHttpFence {
     pub fn new(path: String, wait: Option<f64>) -> napi::Result<Self> {
         let wait: Duration =
             wait.map_or(Ok(WAIT_DEFAULT), |wait| milliseconds("wait", wait)).map_err(throw)?;
-        let marks = DurableMarks::open(path).map_err(|error| throw(CallError::Marks(error)))?;
+        let marks = DurableMarks::open(path).map_err(|error| throw(NativeError::Marks(error)))?;
         Ok(Self(HttpFence::with(marks, Rules::default().wait_at_most(wait))))
     }
 }
@@ -67,7 +67,7 @@ impl Bridge {
             let token_required = needs_token.unwrap_or(!is_read(&parts.method));
             let read = match fence.read(&mut parts, Guarding { token_required, resource }) {
                 Ok(Some(read)) => read,
-                Ok(None) => return Ok(Answer::Null),
+                Ok(None) => return Ok(CallAnswer::Null),
                 Err(response) => return Ok(shown(&response)),
             };
             let is_answered = read.is_answered_by_fence();
@@ -76,8 +76,8 @@ impl Bridge {
                 Err(response) => Err(response),
             };
             Ok(match pass {
-                Ok(_) if is_answered => Answer::Json(json!({ "status": 204, "headers": {}, "body": "" })),
-                Ok(pass) => Answer::object(HttpPass(Some(pass))),
+                Ok(_) if is_answered => CallAnswer::Json(json!({ "status": 204, "headers": {}, "body": "" })),
+                Ok(pass) => CallAnswer::object(HttpPass(Some(pass))),
                 Err(response) => shown(&response),
             })
         });
@@ -85,10 +85,10 @@ impl Bridge {
     }
 }
 
-fn shown<B: AsRef<[u8]>>(response: &Response<B>) -> Answer {
+fn shown<B: AsRef<[u8]>>(response: &Response<B>) -> CallAnswer {
     let headers = response.headers().iter();
     let headers = headers.map(|(name, value)| (name.as_str(), String::from_utf8_lossy(value.as_bytes())));
-    Answer::Json(json!({
+    CallAnswer::Json(json!({
         "status": response.status().as_u16(),
         "headers": headers.collect::<std::collections::BTreeMap<_, _>>(),
         "body": String::from_utf8_lossy(response.body().as_ref()),

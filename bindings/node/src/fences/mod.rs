@@ -8,7 +8,7 @@ pub(crate) mod redis;
 use lockkeeper_fence::{Action, ModeKind, Section, Token};
 use napi_derive::napi;
 
-use crate::errors::{CallError, throw};
+use crate::errors::{NativeError, throw};
 
 /// The hold under which a section runs; a guard has these fields.
 #[napi(object, object_to_js = false)]
@@ -19,8 +19,8 @@ pub struct SectionOf {
 }
 
 impl SectionOf {
-    fn checked(self) -> Result<Section, CallError> {
-        let option = |option, value: String, allowed| CallError::Option { option, value, allowed };
+    fn checked(self) -> Result<Section, NativeError> {
+        let option = |option, value: String, allowed| NativeError::Option { option, value, allowed };
         let mode = match self.mode.as_deref() {
             None | Some("exclusive") => ModeKind::Exclusive,
             Some("shared") => ModeKind::Shared,
@@ -44,7 +44,7 @@ fn action(name: &str) -> napi::Result<Action> {
         "enter" => Ok(Action::Enter),
         "write" => Ok(Action::Write),
         "once" => Ok(Action::CheckOnce),
-        other => Err(throw(CallError::Option {
+        other => Err(throw(NativeError::Option {
             option: "action",
             value: other.to_owned(),
             allowed: "give enter, write, or once",

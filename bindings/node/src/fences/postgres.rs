@@ -3,14 +3,19 @@
 use lockkeeper_fence::postgres;
 use napi_derive::napi;
 
-/// The schema of the fence.
-#[napi]
-pub fn postgres_fence_sql() -> &'static str {
-    postgres::SCHEMA_SQL
-}
+use crate::bridge::Bridge;
 
-/// The rights that an application's role needs for it.
 #[napi]
-pub fn postgres_fence_grants(role: String) -> String {
-    postgres::grants_sql(&role)
+impl Bridge {
+    /// The schema of the fence.
+    #[napi]
+    pub fn postgres_fence_sql(&self) -> &'static str {
+        postgres::SCHEMA_SQL
+    }
+
+    /// The rights that an application's role needs for it.
+    #[napi]
+    pub fn postgres_fence_grants(&self, role: String) -> String {
+        postgres::grants_sql(&role)
+    }
 }

@@ -12,8 +12,8 @@ use redis::aio::ConnectionLike;
 use redis::{Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, Value};
 
 use super::{SectionOf, action};
-use crate::bridge::{Answer, Bridge, Shared};
-use crate::errors::{CallError, throw};
+use crate::bridge::{Bridge, CallAnswer, Shared};
+use crate::errors::{NativeError, throw};
 
 /// A connection of the event loop, by its number.
 #[derive(Clone)]
@@ -134,7 +134,7 @@ impl Bridge {
             } else {
                 RedisFence::connect(connection).await?
             };
-            Ok(Answer::object(NativeRedisFence(fence)))
+            Ok(CallAnswer::object(NativeRedisFence(fence)))
         });
     }
 
@@ -158,7 +158,7 @@ impl Bridge {
                 Action::Write => fence.write(&resource, section, &commands).await,
                 Action::CheckOnce => fence.check_once(&resource, section, &commands).await,
             };
-            Ok(Answer::Json(replies.map_err(CallError::from)?.into_iter().map(to_json).collect()))
+            Ok(CallAnswer::Json(replies.map_err(NativeError::from)?.into_iter().map(to_json).collect()))
         });
         Ok(())
     }
