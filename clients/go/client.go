@@ -143,8 +143,9 @@ func (c *Client) Semaphore(name string, permits uint32) *Lock {
 	return lock
 }
 
-// Election is an election of this name: the leader holds the lock of that name.
-func (c *Client) Election(name string) *Election { return &Election{*c.Mutex(name)} }
+// Election is an election of this name: who acquires it is the leader until its loss (Guard.Lost), and resigns with
+// Guard.Release. It proclaims a value, for example its address: at most 4,096 bytes of text.
+func (c *Client) Election(name, value string) *Lock { return c.Mutex(name).Value(value) }
 
 func (c *Client) lock(name, mode string) *Lock {
 	return &Lock{client: c, names: []string{name}, mode: mode}

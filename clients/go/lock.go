@@ -109,12 +109,3 @@ func (l *Lock) body(session, request, doneThrough uint64, wait bool) any {
 	}
 	return body
 }
-
-// Election elects one leader among those who campaign. Its loss is that of a lock: Guard.Lost; Guard.Release resigns.
-type Election struct{ lock Lock }
-
-// Campaign waits to be elected, and proclaims a value, for example the leader's address: at most 4,096 bytes of text.
-func (e *Election) Campaign(ctx context.Context, value string) (*Guard, error) {
-	lock := e.lock
-	return lock.Value(value).Acquire(ctx)
-}

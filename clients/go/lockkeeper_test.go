@@ -143,7 +143,7 @@ func TestEveryWayToHold(t *testing.T) {
 	held(t, guard, err)
 	_, err = two.Mutex("go/other tree?/leaf").TryAcquire(ctx)
 	is(t, err, ErrBusy)
-	leader, err := one.Election("go/leader").Campaign(ctx, "10.0.0.7:80")
+	leader, err := one.Election("go/leader", "10.0.0.7:80").Acquire(ctx)
 	held(t, leader, err)
 	_, err = two.Mutex("go/leader").TryAcquire(ctx)
 	is(t, err, ErrBusy)
@@ -154,8 +154,10 @@ func TestEveryWayToHold(t *testing.T) {
 	if _, err = Connect(ctx, node(t), Options{TTL: time.Millisecond}); err == nil {
 		t.Fatal("a ttl of 1 ms")
 	}
-	if _, err = Connect(ctx, "lockkeeper://x", Options{}); err == nil {
-		t.Fatal("another scheme")
+	for _, address := range []string{"lockkeeper://x", "x", "", "http://x,ftp://x"} {
+		if _, err = Connect(ctx, address, Options{}); err == nil {
+			t.Fatal(address)
+		}
 	}
 }
 

@@ -36,10 +36,10 @@ type call struct {
 
 func newNodes(addresses string, options Options) (*nodes, error) {
 	n := &nodes{http: options.HTTP, token: options.Token}
-	scheme := "http"
+	scheme := ""
 	for _, address := range strings.Split(addresses, ",") {
 		address = strings.TrimSpace(address)
-		if !strings.Contains(address, "://") {
+		if scheme != "" && !strings.Contains(address, "://") {
 			address = scheme + "://" + address
 		}
 		base, err := url.Parse(address)

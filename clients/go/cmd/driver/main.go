@@ -156,6 +156,8 @@ func (d *driver) do(ctx context.Context, c command) (object, error) {
 }
 
 func (d *driver) connect(ctx context.Context, c command) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
 	client, err := lockkeeper.Connect(ctx, c.URL, lockkeeper.Options{
 		TTL: time.Duration(c.TTL) * time.Millisecond, Label: c.Label,
 	})
@@ -183,29 +185,30 @@ func (d *driver) acquire(ctx context.Context, c command) (object, error) {
 		return nil, refused("`connect` comes first")
 	}
 	var lock *lockkeeper.Lock
-	switch c.Mode {
-	case "exclusive":
+	switch {
+	case c.Do == "lead":
+		lock = client.Election(c.Election, "")
+	case c.Mode == "exclusive":
 		lock = client.Mutex(c.Lock)
-	case "shared":
+	case c.Mode == "shared":
 		lock = client.Shared(c.Lock)
-	case "permit":
+	case c.Mode == "permit":
 		lock = client.Semaphore(c.Lock, c.Permits)
 	default:
-		if c.Do != "lead" {
-			return nil, refused("the mode %q is none of exclusive, shared, permit", c.Mode)
-		}
+		return nil, refused("the mode %q is none of exclusive, shared, permit", c.Mode)
+	}
+	if lock = lock.Also(c.Also...); c.Subtree {
+		lock = lock.Subtree()
 	}
 	var guard *lockkeeper.Guard
 	var err error
 	switch {
-	case c.Do == "lead":
-		guard, err = client.Election(c.Election).Campaign(ctx, "")
 	case c.Wait == nil:
-		guard, err = options(lock, c).Acquire(ctx)
+		guard, err = lock.Acquire(ctx)
 	case *c.Wait == 0:
-		guard, err = options(lock, c).TryAcquire(ctx)
+		guard, err = lock.TryAcquire(ctx)
 	default:
-		guard, err = options(lock, c).AcquireWithin(ctx, time.Duration(*c.Wait)*time.Millisecond)
+		guard, err = lock.AcquireWithin(ctx, time.Duration(*c.Wait)*time.Millisecond)
 	}
 	if err != nil {
 		return nil, err
@@ -214,13 +217,6 @@ func (d *driver) acquire(ctx context.Context, c command) (object, error) {
 	d.holds[c.Hold] = guard
 	d.mu.Unlock()
 	return object{"token": guard.Token(), "valid_ms": guard.ValidFor().Milliseconds(), "guard": guard}, nil
-}
-
-func options(lock *lockkeeper.Lock, c command) *lockkeeper.Lock {
-	if c.Subtree {
-		lock = lock.Subtree()
-	}
-	return lock.Also(c.Also...)
 }
 
 func (d *driver) guard(hold string) (*lockkeeper.Guard, error) {
