@@ -20,7 +20,7 @@ const hello = `{"driver":"go","version":"0.1.0","protocol":1,"schemes":["http","
 	`"modes":["exclusive","shared","permit"],"features":["election","all","subtree"]}`
 
 type command struct {
-	ID       uint64   `json:"id"`
+	ID       *uint64  `json:"id"`
 	Do       string   `json:"do"`
 	URL      string   `json:"url"`
 	TTL      int64    `json:"ttl_ms"`
@@ -80,24 +80,27 @@ func (d *driver) start(line []byte) {
 	decoder := json.NewDecoder(bytes.NewReader(line))
 	decoder.DisallowUnknownFields()
 	err := decoder.Decode(&c)
+	if err == nil && c.ID == nil {
+		err = errors.New("`id` is missing")
+	}
 	if err != nil {
 		// The answer names the command, if that can be read.
-		var id struct {
-			ID uint64 `json:"id"`
+		var known struct {
+			ID *uint64 `json:"id"`
 		}
-		_ = json.Unmarshal(line, &id)
-		d.answer(id.ID, nil, refused("a command is to be a JSON object of known fields: %v", err))
+		_ = json.Unmarshal(line, &known)
+		d.answer(known.ID, nil, refused("a command is to be a JSON object of known fields: %v", err))
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	d.mu.Lock()
-	d.cancels[c.ID] = cancel
+	d.cancels[*c.ID] = cancel
 	d.mu.Unlock()
 	go func() {
 		defer func() {
 			cancel()
 			d.mu.Lock()
-			delete(d.cancels, c.ID)
+			delete(d.cancels, *c.ID)
 			d.mu.Unlock()
 		}()
 		ok, err := d.do(ctx, c)
@@ -242,7 +245,8 @@ func (d *driver) watch(hold string, guard *lockkeeper.Guard) {
 	}()
 }
 
-func (d *driver) answer(id uint64, ok object, err error) {
+// answer sends the answer to a command; without an id, that to a line that has none.
+func (d *driver) answer(id *uint64, ok object, err error) {
 	if err == nil {
 		shown := object{}
 		for name, value := range ok {
