@@ -149,9 +149,24 @@ const TEST_NEEDS: &[TestNeeds] = &[
         ],
     },
     TestNeeds {
+        packages: &[COMMAND, FENCE, LIBRARY],
+        needs: &[Need {
+            program: "go",
+            package: "golang-go",
+            used_by: "the tests of and beside clients in Go",
+        }],
+    },
+    TestNeeds {
+        packages: &[FENCE],
+        needs: &[Need {
+            program: "/usr/share/gocode/src/github.com/lib/pq/conn.go",
+            package: "golang-github-lib-pq-dev",
+            used_by: "the tests of the fence's package for Go",
+        }],
+    },
+    TestNeeds {
         packages: &[LIBRARY],
         needs: &[
-            Need { program: "go", package: "golang-go", used_by: "the tests beside etcd's client in Go" },
             Need {
                 program: "/usr/share/gocode/src/go.etcd.io/etcd/clientv3/concurrency/mutex.go",
                 package: "golang-etcd-server-dev",

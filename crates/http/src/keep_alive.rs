@@ -19,8 +19,8 @@ pub(crate) struct KeepAlive {
     /// third of the session's ttl, or other calls have to keep the session alive meanwhile.
     #[schema(maximum = 60_000)]
     poll_ms: u64,
-    /// The requests whose grants the client waits for: those that were `queued`. The answer has those that are
-    /// not queued any more. Numbers that the service has not received yet are ignored.
+    /// The requests whose grants the client waits for: those that were `queued`. The answer has those that
+    /// are not queued any more. Numbers that the service has not received yet are ignored.
     #[schema(max_items = 4_096)]
     waiting: Vec<u64>,
     /// The requests that an earlier answer had in `revoked` or `ended`, and that are not deleted yet: the

@@ -11,7 +11,8 @@
 //! - `service.rs`: the traits that the service implements
 //! - `interface.rs`: the handlers by path, and what holds for all requests
 //! - `call.rs`, `problem.rs`, `body.rs`: what a handler gets, and errors
-//! - `sessions.rs`, `keep_alive.rs`, `locks.rs`, `watch.rs`, `cluster.rs`, `audit.rs`, `metrics.rs`: the handlers
+//! - `sessions.rs`, `keep_alive.rs`, `locks.rs`, `watch.rs`, `cluster.rs`, `audit.rs`, `metrics.rs`: the
+//!   handlers
 //! - `openapi.rs`: the document, generated from the handlers
 //! - `view/mod.rs`: locks, sessions and nodes in JSON, the same in answers, in the console and in
 //!   `lockkeeper … --json`

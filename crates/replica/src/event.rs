@@ -349,8 +349,8 @@ pub enum Output {
     /// for the audit trail.
     OverQuota(Requester, String),
     /// The answer to a call that does not wait any longer. The call waits for a queued request, or for a
-    /// change of its session's requests: [`Output::Called`] follows once there is an outcome, unless [`Event::CallDropped`] comes
-    /// first.
+    /// change of its session's requests: [`Output::Called`] follows once there is an outcome, unless
+    /// [`Event::CallDropped`] comes first.
     CallWaits(CallId, v1::SessionCallResponse),
     /// The answer to a call.
     Called(CallId, v1::SessionCallResponse),

@@ -295,14 +295,14 @@ pub const ALL: &[Mutant] = &[
         location: MutantLocation::Replica(OfReplica::CallWithoutQuorum),
         what: "a keep-alive by a call is acknowledged without asking a majority",
         caught_by: &["P5", "P6"],
-        seed: 4,
+        seed: 13,
     },
     Mutant {
         name: "grant-not-polled",
         location: MutantLocation::Replica(OfReplica::GrantNotPolled),
         what: "a grant does not answer the call that waits for the session's requests",
         caught_by: &["P7"],
-        seed: 0,
+        seed: 3,
     },
     Mutant {
         name: "secret-unchecked",

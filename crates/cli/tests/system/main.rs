@@ -13,6 +13,7 @@ mod electing;
 mod faults;
 mod forming;
 mod gate;
+mod go_client;
 mod grace;
 mod http;
 mod java;

@@ -1,5 +1,5 @@
-//! Keep-alives by calls that also name the changes of the session's requests, and may wait for one: so a client
-//! without a stream waits for all its requests with one call.
+//! Keep-alives by calls that also name the changes of the session's requests, and may wait for one: so a
+//! client without a stream waits for all its requests with one call.
 //!
 //! A poll is answered like any keep-alive, once a quorum read has confirmed it. If there is no change to name
 //! then, it waits: the answer is passed on at the end of its time, unless a change comes first. The answer

@@ -3,9 +3,10 @@
 //! `subjects`: the subjects of the suite. `transactions`: isolation levels, and sections in one transaction.
 //! `rights`: the rights that a role needs, and their limits. `trigger`: programs that can't be changed, and
 //! write to a guarded table. `column`: tables with a fence column. `server`: killed servers, and server
-//! settings.
+//! settings. `go`: the package for Go.
 
 mod column;
+mod go;
 mod rights;
 mod server;
 mod subjects;

@@ -1,0 +1,3 @@
+module github.com/lockkeeper/lockkeeper/clients/go
+
+go 1.19
