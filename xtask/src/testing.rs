@@ -33,8 +33,8 @@ pub(crate) struct Selection {
 /// The size of the tests that have several: `lockkeeper_corpus::size`. Without it they are quick.
 const SIZE: &str = "LOCKKEEPER_TEST_SIZE";
 
-/// Programs and native modules of other packages that the tests of a package start. With all packages they are built in any
-/// case.
+/// Programs and native modules of other packages that the tests of a package start. With all packages they
+/// are built in any case.
 const PROGRAMS: [(&str, &[&str]); 2] = [(COMMAND, &[LAB, "xtask"]), (LAB, &[COMMAND, PYTHON])];
 
 /// Installs missing programs, runs the selected tests and doctests, and prints the count as the last line of

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use lockkeeper_lab::conformance::{HarnessError, Promise, Selection, Verdict, conformance};
+use lockkeeper_lab::conformance::{HarnessError, Promise, PromiseVerdict, Selection, conformance};
 use serde_json::json;
 
 use crate::exit::{CONFIG, INTERNAL, NO, OK};
@@ -71,15 +71,15 @@ fn promise(typed: &str) -> Result<Promise, String> {
     promise.ok_or_else(|| "the promises are P1 to P12".to_owned())
 }
 
-fn word(verdict: &Verdict) -> &'static str {
+fn word(verdict: &PromiseVerdict) -> &'static str {
     match verdict {
-        Verdict { broken, .. } if !broken.is_empty() => "broken",
-        Verdict { played: 0, .. } => "not claimed",
+        PromiseVerdict { broken, .. } if !broken.is_empty() => "broken",
+        PromiseVerdict { played: 0, .. } => "not claimed",
         _ => "held",
     }
 }
 
-fn shown(verdict: &Verdict) -> Result<(), LabError> {
+fn shown(verdict: &PromiseVerdict) -> Result<(), LabError> {
     let (colour, word) = match word(verdict) {
         "held" => ("32", "held"),
         "broken" => ("31", "BROKEN"),

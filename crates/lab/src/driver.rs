@@ -11,7 +11,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Result;
 use crate::conformance::protocol::{
-    AcquireCommand, Command, CommandError, ErrorKind, Granted, Hello, Line, LockMode, PROTOCOL, Was,
+    AcquireCommand, CommandError, DriverCommand, ErrorKind, Granted, Hello, LockMode, NumberedCommand,
+    PROTOCOL, Was,
 };
 
 /// How long the end of the driver may take.
@@ -27,27 +28,27 @@ const DIED: i32 = 9;
 pub fn drive() -> Result {
     // One thread, so that `stall` blocks all of the program.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(Driver::default().run())
+    runtime.block_on(RustDriver::default().run())
 }
 
 #[derive(Clone, Default)]
-struct Driver(Arc<Mutex<State>>);
+struct RustDriver(Arc<Mutex<DriverState>>);
 
 #[derive(Default)]
-struct State {
+struct DriverState {
     client: Option<(Locks, Duration)>,
     /// By the hold's name; `None` while it is acquired.
-    holds: BTreeMap<String, Option<Held>>,
+    holds: BTreeMap<String, Option<DriverHold>>,
     /// By the id of the acquire.
     acquiring: BTreeMap<u64, CancellationToken>,
 }
 
-struct Held {
+struct DriverHold {
     guard: Guard,
     released: CancellationToken,
 }
 
-type Answer = std::result::Result<Value, CommandError>;
+type CommandResult = std::result::Result<Value, CommandError>;
 
 fn error<T>(kind: ErrorKind, text: impl ToString) -> std::result::Result<T, CommandError> {
     Err(CommandError { kind, text: text.to_string() })
@@ -57,7 +58,7 @@ fn refused<T>(text: impl ToString) -> std::result::Result<T, CommandError> {
     error(ErrorKind::Refused, text)
 }
 
-impl Driver {
+impl RustDriver {
     async fn run(self) -> Result {
         say(&serde_json::to_value(Hello {
             driver: "rust".to_owned(),
@@ -72,15 +73,17 @@ impl Driver {
             stdin().lock().lines().map_while(std::io::Result::ok).try_for_each(|line| sender.send(line))
         });
         while let Some(line) = lines.recv().await {
-            match Line::parse(&line) {
-                Ok(Line { command: Command::Die {}, .. }) => std::process::exit(DIED),
+            match NumberedCommand::parse(&line) {
+                Ok(NumberedCommand { command: DriverCommand::Die {}, .. }) => std::process::exit(DIED),
                 // Before anything else runs.
-                Ok(Line { id, command: Command::Check { hold } }) => answer(Some(id), self.check(&hold)),
-                Ok(Line { id, command: Command::Stall { ms } }) => {
+                Ok(NumberedCommand { id, command: DriverCommand::Check { hold } }) => {
+                    answer(Some(id), self.check(&hold))
+                }
+                Ok(NumberedCommand { id, command: DriverCommand::Stall { ms } }) => {
                     std::thread::sleep(Duration::from_millis(ms));
                     answer(Some(id), Ok(json!({})));
                 }
-                Ok(Line { id, command }) => {
+                Ok(NumberedCommand { id, command }) => {
                     let driver = self.clone();
                     tokio::spawn(async move { driver.execute(id, command).await });
                 }
@@ -95,18 +98,18 @@ impl Driver {
         Ok(())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DriverState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn execute(self, id: u64, command: Command) {
+    async fn execute(self, id: u64, command: DriverCommand) {
         let ended = match command {
-            Command::Connect { url, ttl_ms, label } => self.connect(&url, ttl_ms, label).await,
-            Command::Acquire(AcquireCommand { ref hold, .. }) => {
+            DriverCommand::Connect { url, ttl_ms, label } => self.connect(&url, ttl_ms, label).await,
+            DriverCommand::Acquire(AcquireCommand { ref hold, .. }) => {
                 let lock = self.lock(&command);
                 return self.hold(id, hold.clone(), lock, async |lock| lock.acquire().await).await;
             }
-            Command::Lead(ref lead) => {
+            DriverCommand::Lead(ref lead) => {
                 let election = self.lock(&command);
                 let name = lead.election.clone();
                 let locks = self.state().client.clone();
@@ -116,19 +119,19 @@ impl Driver {
                 };
                 return self.hold(id, lead.hold.clone(), election, campaign).await;
             }
-            Command::Cancel { acquire } => {
+            DriverCommand::Cancel { acquire } => {
                 if let Some(cancel) = self.state().acquiring.get(&acquire) {
                     cancel.cancel();
                 }
                 Ok(json!({}))
             }
-            Command::Release { hold } => self.release(&hold).await,
-            Command::Check { .. } | Command::Stall { .. } | Command::Die {} => return,
+            DriverCommand::Release { hold } => self.release(&hold).await,
+            DriverCommand::Check { .. } | DriverCommand::Stall { .. } | DriverCommand::Die {} => return,
         };
         answer(Some(id), ended);
     }
 
-    async fn connect(&self, url: &str, ttl_ms: u64, label: Option<String>) -> Answer {
+    async fn connect(&self, url: &str, ttl_ms: u64, label: Option<String>) -> CommandResult {
         if self.state().client.is_some() {
             return refused("the driver is connected already");
         }
@@ -142,13 +145,13 @@ impl Driver {
     }
 
     /// The lock of an `acquire` or a `lead`.
-    fn lock(&self, command: &Command) -> std::result::Result<Lock, CommandError> {
+    fn lock(&self, command: &DriverCommand) -> std::result::Result<Lock, CommandError> {
         let Some((locks, ttl)) = self.state().client.clone() else {
             return refused("the driver is not connected");
         };
         let (lock, wait_ms) = match command {
-            Command::Lead(lead) => (locks.mutex(&lead.election), lead.wait_ms),
-            Command::Acquire(acquire) => (kind(&locks, acquire)?, acquire.wait_ms),
+            DriverCommand::Lead(lead) => (locks.mutex(&lead.election), lead.wait_ms),
+            DriverCommand::Acquire(acquire) => (kind(&locks, acquire)?, acquire.wait_ms),
             _ => return refused("the command acquires nothing"),
         };
         let wait = match wait_ms {
@@ -196,7 +199,7 @@ impl Driver {
             token: guard.token_hint().map(lockkeeper::Token::get),
             valid_ms: guard.valid_until().map_or(Some(0), valid_ms),
         };
-        self.state().holds.insert(hold.clone(), Some(Held { guard, released: released.clone() }));
+        self.state().holds.insert(hold.clone(), Some(DriverHold { guard, released: released.clone() }));
         answer(Some(id), Ok(json!(granted)));
         tokio::select! {
             biased;
@@ -205,7 +208,7 @@ impl Driver {
         }
     }
 
-    fn check(&self, hold: &str) -> Answer {
+    fn check(&self, hold: &str) -> CommandResult {
         match self.state().holds.get(hold) {
             Some(Some(held)) => match held.guard.valid_until() {
                 Ok(until) => Ok(json!({ "valid_ms": valid_ms(until) })),
@@ -215,7 +218,7 @@ impl Driver {
         }
     }
 
-    async fn release(&self, hold: &str) -> Answer {
+    async fn release(&self, hold: &str) -> CommandResult {
         let held = {
             let mut state = self.state();
             match state.holds.remove(hold) {
@@ -267,7 +270,7 @@ fn failure(failed: AcquireError) -> CommandError {
     CommandError { kind, text: failed.to_string() }
 }
 
-fn answer(id: Option<u64>, answer: Answer) {
+fn answer(id: Option<u64>, answer: CommandResult) {
     say(&match answer {
         Ok(ok) => json!({ "id": id, "ok": ok }),
         Err(error) => json!({ "id": id, "error": error }),

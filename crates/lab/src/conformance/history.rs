@@ -34,7 +34,7 @@ pub(crate) struct Wanted {
 
 /// A hold, as its client described it.
 #[derive(Clone, Debug)]
-pub(crate) struct Hold {
+pub(crate) struct ClaimedHold {
     wanted: Wanted,
     token: Option<u64>,
     /// The acquire was sent.
@@ -51,13 +51,13 @@ pub(crate) struct Hold {
 /// All holds of a run.
 #[derive(Default)]
 pub(crate) struct History {
-    holds: Vec<Hold>,
-    findings: Vec<Finding>,
+    holds: Vec<ClaimedHold>,
+    findings: Vec<Violation>,
 }
 
 /// A broken promise.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Finding {
+pub(crate) struct Violation {
     pub(crate) promise: Promise,
     pub(crate) text: String,
 }
@@ -71,8 +71,15 @@ impl History {
         granted: Moment,
         answer: Granted,
     ) -> usize {
-        let hold =
-            Hold { wanted, token: answer.token, asked, granted, seen: granted, until: granted, ended: false };
+        let hold = ClaimedHold {
+            wanted,
+            token: answer.token,
+            asked,
+            granted,
+            seen: granted,
+            until: granted,
+            ended: false,
+        };
         self.holds.push(hold);
         let index = self.holds.len() - 1;
         self.claims(index, asked, answer.valid_ms);
@@ -125,7 +132,7 @@ impl History {
 
     /// A violation that needs no judge.
     pub(crate) fn violation(&mut self, promise: Promise, text: String) {
-        self.findings.push(Finding { promise, text });
+        self.findings.push(Violation { promise, text });
     }
 
     /// The number of holds so far.
@@ -134,7 +141,7 @@ impl History {
     }
 
     /// All violations.
-    pub(crate) fn judge(&self) -> Vec<Finding> {
+    pub(crate) fn judge(&self) -> Vec<Violation> {
         let mut findings = self.findings.clone();
         for (at, one) in self.holds.iter().enumerate() {
             for other in &self.holds[at + 1..] {
@@ -148,23 +155,23 @@ impl History {
     }
 
     /// More permits at the time of a grant than there are.
-    fn crowd(&self, hold: &Hold) -> Option<Finding> {
+    fn crowd(&self, hold: &ClaimedHold) -> Option<Violation> {
         let permits = hold.wanted.permits?;
-        let beside = |other: &&Hold| {
+        let beside = |other: &&ClaimedHold| {
             let is_permit = other.wanted.mode == LockMode::Permit && other.shares_a_name(hold);
             is_permit && other.granted <= hold.granted && hold.granted < other.until
         };
         // With `hold` itself, even if its client said nothing of it later.
         let others = self.holds.iter().filter(|other| !std::ptr::eq(*other, hold)).filter(beside);
         let held = 1 + others.count();
-        (held > permits as usize).then(|| Finding {
+        (held > permits as usize).then(|| Violation {
             promise: hold.wanted.promise,
             text: format!("{held} clients held one of {permits} permits of {}", hold.shown()),
         })
     }
 }
 
-impl Hold {
+impl ClaimedHold {
     fn shares_a_name(&self, other: &Self) -> bool {
         let covers = |one: &Self, other: &Self| {
             one.wanted.names.iter().any(|name| {
@@ -191,12 +198,12 @@ impl Hold {
 }
 
 /// Two holds that exclude each other, at the same moment.
-fn overlap(one: &Hold, other: &Hold) -> Option<Finding> {
+fn overlap(one: &ClaimedHold, other: &ClaimedHold) -> Option<Violation> {
     let overlaps = one.granted < other.until && other.granted < one.until;
     (overlaps && one.excludes(other)).then(|| {
         let (first, second) = if one.granted <= other.granted { (one, other) } else { (other, one) };
         let ms = |moment: Moment| moment.as_millis();
-        Finding {
+        Violation {
             promise: first.wanted.promise,
             text: format!(
                 "{} was granted at {} ms, while {} said to hold until {} ms at least",
@@ -211,8 +218,8 @@ fn overlap(one: &Hold, other: &Hold) -> Option<Finding> {
 
 /// A later grant without a higher token. Which grant is later is certain if it was asked for after the other
 /// one was received, or if they exclude each other.
-fn falls(one: &Hold, other: &Hold) -> Option<Finding> {
-    let is_later = |later: &Hold, earlier: &Hold| {
+fn falls(one: &ClaimedHold, other: &ClaimedHold) -> Option<Violation> {
+    let is_later = |later: &ClaimedHold, earlier: &ClaimedHold| {
         earlier.granted < later.asked || (earlier.excludes(later) && earlier.until <= later.granted)
     };
     let (earlier, later) = match () {
@@ -221,15 +228,15 @@ fn falls(one: &Hold, other: &Hold) -> Option<Finding> {
         () => return None,
     };
     let (Some(before), Some(after)) = (earlier.token, later.token) else { return None };
-    (after <= before).then(|| Finding {
+    (after <= before).then(|| Violation {
         promise: Promise::P2,
         text: format!("{} was granted after {}", later.shown(), earlier.shown()),
     })
 }
 
 /// Each text once, at most three for a promise.
-pub(crate) fn shortened(findings: Vec<Finding>) -> Vec<Finding> {
-    let (mut seen, mut kept) = (BTreeSet::new(), Vec::<Finding>::new());
+pub(crate) fn shortened(findings: Vec<Violation>) -> Vec<Violation> {
+    let (mut seen, mut kept) = (BTreeSet::new(), Vec::<Violation>::new());
     for finding in findings {
         let of_promise = kept.iter().filter(|it| it.promise == finding.promise).count();
         if of_promise < 3 && seen.insert(finding.text.clone()) {
@@ -383,7 +390,7 @@ mod tests {
 
     #[test]
     fn findings_are_few() {
-        let finding = |text: u32| Finding { promise: Promise::P1, text: text.to_string() };
+        let finding = |text: u32| Violation { promise: Promise::P1, text: text.to_string() };
         let all = [1, 1, 2, 3, 4].map(finding).to_vec();
         assert_eq!(shortened(all), [1, 2, 3].map(finding));
     }

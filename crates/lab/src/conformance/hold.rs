@@ -2,10 +2,10 @@
 
 use std::rc::Rc;
 
-use super::log::{PendingKind, Released, parsed};
-use super::process::Driver;
-use super::protocol::{Command, CommandError, ErrorKind, Granted, LockMode, Was};
-use super::{Outcome, Problem, Promise, broken};
+use super::log::{DueAnswerKind, Released, parsed};
+use super::process::DriverProcess;
+use super::protocol::{CommandError, DriverCommand, ErrorKind, Granted, LockMode, Was};
+use super::{Outcome, Promise, ScenarioError, broken};
 
 /// What to acquire.
 #[derive(Clone)]
@@ -72,7 +72,7 @@ impl Want {
 
 /// An acquire that was sent.
 pub(super) struct Asked {
-    pub(super) driver: Rc<Driver>,
+    pub(super) driver: Rc<DriverProcess>,
     pub(super) id: u64,
     pub(super) hold: String,
     /// The command, for texts.
@@ -81,19 +81,19 @@ pub(super) struct Asked {
 
 impl Asked {
     /// Its answer.
-    pub(super) async fn answer(self) -> Outcome<Result<Held, CommandError>> {
+    pub(super) async fn answer(self) -> Outcome<Result<GrantedHold, CommandError>> {
         let Self { driver, id, hold, text } = self;
         Ok(match driver.answer(id, &text).await? {
             Ok(granted) => {
-                let granted: Granted = parsed(&granted).map_err(Problem::Broken)?;
-                Ok(Held { driver, hold, token: granted.token, valid_ms: granted.valid_ms })
+                let granted: Granted = parsed(&granted).map_err(ScenarioError::Broken)?;
+                Ok(GrantedHold { driver, hold, token: granted.token, valid_ms: granted.valid_ms })
             }
             Err(error) => Err(error),
         })
     }
 
     /// The hold; any error is a violation.
-    pub(super) async fn granted(self) -> Outcome<Held> {
+    pub(super) async fn granted(self) -> Outcome<GrantedHold> {
         let (name, text) = (self.driver.name.clone(), self.text.clone());
         match self.answer().await? {
             Ok(held) => Ok(held),
@@ -122,24 +122,24 @@ impl Asked {
 
     /// Abandons it.
     pub(super) async fn cancel(&self) -> Outcome {
-        let answer = self.driver.call(Command::Cancel { acquire: self.id }).await?;
+        let answer = self.driver.call(DriverCommand::Cancel { acquire: self.id }).await?;
         answer.map(drop).or_else(|error| broken(format!("a cancel is refused: {error:?}")))
     }
 }
 
 /// A hold that was granted.
-pub(super) struct Held {
-    pub(super) driver: Rc<Driver>,
+pub(super) struct GrantedHold {
+    pub(super) driver: Rc<DriverProcess>,
     hold: String,
     pub(super) token: Option<u64>,
     pub(super) valid_ms: Option<u64>,
 }
 
-impl Held {
+impl GrantedHold {
     /// Sends a `check`, and does not wait for its answer.
     pub(super) fn begin_check(&self) -> Outcome<u64> {
-        let kind = PendingKind::Check { hold: self.hold.clone() };
-        self.driver.send(Command::Check { hold: self.hold.clone() }, kind)
+        let kind = DueAnswerKind::Check { hold: self.hold.clone() };
+        self.driver.send(DriverCommand::Check { hold: self.hold.clone() }, kind)
     }
 
     /// Whether the client says that it may be used.
@@ -184,14 +184,14 @@ impl Held {
         if let Some(grant) = grant {
             self.driver.record.history().released(grant, self.driver.record.now());
         }
-        let kind = PendingKind::Release { hold: self.hold.clone() };
-        self.driver.send(Command::Release { hold: self.hold.clone() }, kind)
+        let kind = DueAnswerKind::Release { hold: self.hold.clone() };
+        self.driver.send(DriverCommand::Release { hold: self.hold.clone() }, kind)
     }
 
     /// The answer to the release, or its error.
     pub(super) async fn end_release(&self, id: u64) -> Outcome<Result<Was, ErrorKind>> {
         match self.driver.answer(id, "release").await? {
-            Ok(ok) => Ok(Ok(parsed::<Released>(&ok).map_err(Problem::Broken)?.was)),
+            Ok(ok) => Ok(Ok(parsed::<Released>(&ok).map_err(ScenarioError::Broken)?.was)),
             Err(error) => Ok(Err(error.kind)),
         }
     }
@@ -218,7 +218,7 @@ impl Held {
     pub(super) async fn release_twice(self) -> Outcome {
         let (driver, hold) = (self.driver.clone(), self.hold.clone());
         self.release().await?;
-        let command = Command::Release { hold };
+        let command = DriverCommand::Release { hold };
         match driver.call(command).await? {
             Err(error) if error.kind == ErrorKind::Refused => Ok(()),
             other => broken(format!("{} answers {other:?} to a second release", driver.name)),

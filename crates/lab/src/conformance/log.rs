@@ -15,14 +15,14 @@ use super::protocol::{CommandError, ErrorKind, Granted, Hello, Said, Was};
 
 /// The clock and the history of a run.
 #[derive(Clone)]
-pub(super) struct Record {
+pub(super) struct RunRecord {
     began: Instant,
     /// How long a driver may take to answer, and the lock service to come to a state.
     pub(super) patience: Duration,
     history: Arc<Mutex<History>>,
 }
 
-impl Record {
+impl RunRecord {
     pub(super) fn new(patience: Duration) -> Self {
         Self { began: Instant::now(), patience, history: Arc::default() }
     }
@@ -54,7 +54,7 @@ pub(super) struct LogState {
     /// The driver's name, once it is known.
     name: String,
     has_begun: bool,
-    pub(super) pending: BTreeMap<u64, Pending>,
+    pub(super) pending: BTreeMap<u64, DueAnswer>,
     pub(super) answers: BTreeMap<u64, Result<Value, CommandError>>,
     /// Refused lines without an id.
     pub(super) refusals: usize,
@@ -66,12 +66,12 @@ pub(super) struct LogState {
 }
 
 /// A command without an answer.
-pub(super) struct Pending {
+pub(super) struct DueAnswer {
     pub(super) sent: Moment,
-    pub(super) kind: PendingKind,
+    pub(super) kind: DueAnswerKind,
 }
 
-pub(super) enum PendingKind {
+pub(super) enum DueAnswerKind {
     Acquire { hold: String, wanted: Wanted },
     Check { hold: String },
     Release { hold: String },
@@ -105,7 +105,7 @@ impl Log {
 
 impl LogState {
     /// Records a line of the driver.
-    fn hear(&mut self, text: &str, record: &Record) {
+    fn hear(&mut self, text: &str, record: &RunRecord) {
         let now = record.now();
         if !std::mem::replace(&mut self.has_begun, true) {
             let hello = serde_json::from_str::<Hello>(text).map_err(|error| format!("{error} in {text:?}"));
@@ -143,14 +143,14 @@ impl LogState {
 
     fn answered(
         &mut self,
-        pending: Pending,
+        pending: DueAnswer,
         answer: &Result<Value, CommandError>,
         now: Moment,
         history: &mut History,
     ) -> Result<(), String> {
-        let Pending { sent, kind } = pending;
+        let DueAnswer { sent, kind } = pending;
         match (kind, answer) {
-            (PendingKind::Acquire { hold, wanted }, Ok(ok)) => {
+            (DueAnswerKind::Acquire { hold, wanted }, Ok(ok)) => {
                 let granted: Granted = parsed(ok)?;
                 let grant = history.granted(wanted, sent, now, granted);
                 if self.lost.contains_key(&hold) {
@@ -158,18 +158,18 @@ impl LogState {
                 }
                 self.grants.insert(hold, grant);
             }
-            (PendingKind::Check { hold }, Ok(ok)) => {
+            (DueAnswerKind::Check { hold }, Ok(ok)) => {
                 let granted: Granted = parsed(ok)?;
                 if let Some(&grant) = self.grants.get(&hold) {
                     history.confirmed(grant, sent, granted.valid_ms);
                 }
             }
-            (PendingKind::Check { hold }, Err(error)) if error.kind == ErrorKind::Lost => {
+            (DueAnswerKind::Check { hold }, Err(error)) if error.kind == ErrorKind::Lost => {
                 if let Some(&grant) = self.grants.get(&hold) {
                     history.lost(grant, now);
                 }
             }
-            (PendingKind::Release { hold }, Ok(ok)) => {
+            (DueAnswerKind::Release { hold }, Ok(ok)) => {
                 let Released { was } = parsed(ok)?;
                 if let Some(&grant) = self.grants.get(&hold)
                     && was == Was::Held
@@ -199,7 +199,7 @@ pub(super) fn ended<T>(log: &mut LogState) -> Option<Result<T, String>> {
 }
 
 /// Records what a driver says, with its time, until it closes its standard output.
-pub(super) fn listen(says: ChildStdout, log: Arc<Log>, record: Record) {
+pub(super) fn listen(says: ChildStdout, log: Arc<Log>, record: RunRecord) {
     std::thread::spawn(move || {
         for line in BufReader::new(says).lines().map_while(std::io::Result::ok) {
             log.state().hear(&line, &record);

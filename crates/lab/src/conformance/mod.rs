@@ -5,7 +5,8 @@
 //! proxies. It stops, kills and cuts off both sides, and compares what the clients say of their holds.
 //!
 //! Reading order: `protocol.rs`, `scenarios/mod.rs` and one of its scenarios, `history.rs` (the judge),
-//! `hold.rs` and `stage.rs` (what scenarios play with), `process.rs` and `log.rs` (a driver's input and output).
+//! `hold.rs` and `stage.rs` (what scenarios play with), `process.rs` and `log.rs` (a driver's input and
+//! output).
 //!
 //! - A violation is reported only if it is certain: see `history.rs`.
 //! - Each wait has a time limit. A driver that does not answer in time has broken the scenario's promise.
@@ -29,12 +30,12 @@ use futures_util::stream::iter;
 use lockkeeper_rig::{Redis, find, redis};
 
 use crate::node::Node;
-use history::{Finding, shortened};
-use log::Record;
-use process::Driver;
+use history::{Violation, shortened};
+use log::RunRecord;
+use process::DriverProcess;
 use protocol::{Hello, PROTOCOL};
 use scenarios::{Pairs, SCENARIOS, Scenario};
-use stage::{Cast, Service, Stage};
+use stage::{Cast, PlayedService, TestBed};
 
 /// How many scenarios are played at once: most of their time, they wait.
 const AT_ONCE: usize = 10;
@@ -123,7 +124,7 @@ impl Promise {
 
 /// The verdict on a promise.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Verdict {
+pub struct PromiseVerdict {
     /// The promise.
     pub promise: Promise,
     /// The scenarios that were played for it.
@@ -134,7 +135,7 @@ pub struct Verdict {
     pub left_out: Vec<String>,
 }
 
-impl Verdict {
+impl PromiseVerdict {
     const fn of(promise: Promise) -> Self {
         Self { promise, played: 0, broken: Vec::new(), left_out: Vec::new() }
     }
@@ -149,10 +150,10 @@ pub struct HarnessError {
     pub text: String,
 }
 
-type Outcome<T = ()> = Result<T, Problem>;
+type Outcome<T = ()> = Result<T, ScenarioError>;
 
 /// Why a scenario did not come to its end.
-enum Problem {
+enum ScenarioError {
     /// The promise is broken.
     Broken(String),
     /// It can't be played.
@@ -162,7 +163,7 @@ enum Problem {
 }
 
 fn broken<T>(text: String) -> Outcome<T> {
-    Err(Problem::Broken(text))
+    Err(ScenarioError::Broken(text))
 }
 
 /// What to play.
@@ -186,15 +187,16 @@ pub struct Selection {
 ///
 /// # Panics
 /// A server of others does not start: see `lockkeeper_rig`.
-pub async fn conformance(selection: &Selection) -> Result<Vec<Verdict>, HarnessError> {
+pub async fn conformance(selection: &Selection) -> Result<Vec<PromiseVerdict>, HarnessError> {
     let Selection { drivers, locks, promises, patience } = selection;
-    let record = Record::new(*patience);
+    let record = RunRecord::new(*patience);
     let mut named = Vec::new();
     for command in drivers {
         named.push((command.clone(), hello(command, &record).await?));
     }
     let services = services(&named, locks.as_deref())?;
-    let played = services.into_iter().map(|service| play(service, &named, promises, Record::new(*patience)));
+    let played =
+        services.into_iter().map(|service| play(service, &named, promises, RunRecord::new(*patience)));
     let mut verdicts = Verdicts::default();
     for (promise, seen) in try_join_all(played).await?.into_iter().flatten() {
         verdicts.add(promise, seen);
@@ -213,10 +215,10 @@ impl HarnessError {
 }
 
 /// A driver's first line.
-async fn hello(command: &str, record: &Record) -> Result<Hello, HarnessError> {
-    let hello = match Driver::start(command, 0, record).await {
+async fn hello(command: &str, record: &RunRecord) -> Result<Hello, HarnessError> {
+    let hello = match DriverProcess::start(command, 0, record).await {
         Ok(driver) => driver.hello.clone(),
-        Err(Problem::Broken(text) | Problem::LeftOut(text) | Problem::Failed(text)) => {
+        Err(ScenarioError::Broken(text) | ScenarioError::LeftOut(text) | ScenarioError::Failed(text)) => {
             return Err(HarnessError::usage(text));
         }
     };
@@ -228,19 +230,19 @@ async fn hello(command: &str, record: &Record) -> Result<Hello, HarnessError> {
 }
 
 /// The lock services for these drivers.
-fn services(drivers: &[(String, Hello)], locks: Option<&str>) -> Result<Vec<Service>, HarnessError> {
+fn services(drivers: &[(String, Hello)], locks: Option<&str>) -> Result<Vec<PlayedService>, HarnessError> {
     let services = match locks {
-        Some(url) => vec![Service::Given(url.to_owned())],
+        Some(url) => vec![PlayedService::Given(url.to_owned())],
         None => {
             let mut services = Vec::new();
             let takes = |scheme: &str| drivers.iter().any(|(_, it)| it.schemes.iter().any(|it| it == scheme));
             if takes("lockkeeper") || takes("http") {
                 let nodes = Node::cluster().map_err(HarnessError::internal)?;
-                services.push(Service::Cluster(RefCell::new(nodes)));
+                services.push(PlayedService::Cluster(RefCell::new(nodes)));
             }
             if takes("redis") && find(redis::SERVER.name).is_some() {
                 let durable = ["--appendonly", "yes", "--appendfsync", "always"];
-                services.push(Service::Redis(Redis::with(&durable)));
+                services.push(PlayedService::Redis(Redis::with(&durable)));
             }
             services
         }
@@ -260,7 +262,7 @@ fn services(drivers: &[(String, Hello)], locks: Option<&str>) -> Result<Vec<Serv
 }
 
 /// What was seen of a promise.
-enum Seen {
+enum Observation {
     Held,
     Broken(String),
     LeftOut(String),
@@ -268,14 +270,14 @@ enum Seen {
 
 /// Plays all scenarios on a service.
 async fn play(
-    service: Service,
+    service: PlayedService,
     drivers: &[(String, Hello)],
     promises: &[Promise],
-    record: Record,
-) -> Result<Vec<(Promise, Seen)>, HarnessError> {
+    record: RunRecord,
+) -> Result<Vec<(Promise, Observation)>, HarnessError> {
     let name = service.name();
     let able = drivers.iter().filter(|(_, hello)| service.takes(hello)).cloned().collect();
-    let stage = Stage::new(service, able, record).await?;
+    let stage = TestBed::new(service, able, record).await?;
     let casts = |at_end: bool| {
         let is_chosen = |it: &&Scenario| promises.is_empty() || promises.contains(&it.promise);
         let scenarios = SCENARIOS.iter().filter(is_chosen);
@@ -290,23 +292,27 @@ async fn play(
     let mut all = Vec::new();
     for (cast, outcome) in played {
         let seen = match outcome {
-            Ok(()) => Seen::Held,
-            Err(Problem::Broken(text)) => Seen::Broken(format!("{name}{}: {text}", cast.shown())),
-            Err(Problem::LeftOut(text)) => Seen::LeftOut(format!("{name}{}: {text}", cast.scenario.name)),
-            Err(Problem::Failed(text)) => {
+            Ok(()) => Observation::Held,
+            Err(ScenarioError::Broken(text)) => {
+                Observation::Broken(format!("{name}{}: {text}", cast.shown()))
+            }
+            Err(ScenarioError::LeftOut(text)) => {
+                Observation::LeftOut(format!("{name}{}: {text}", cast.scenario.name))
+            }
+            Err(ScenarioError::Failed(text)) => {
                 return Err(HarnessError::internal(format!("{}: {text}", cast.shown())));
             }
         };
         all.push((cast.scenario.promise, seen));
     }
     let history = stage.record.history();
-    for Finding { promise, text } in shortened(history.judge()) {
-        all.push((promise, Seen::Broken(format!("{name}{text}"))));
+    for Violation { promise, text } in shortened(history.judge()) {
+        all.push((promise, Observation::Broken(format!("{name}{text}"))));
     }
     if history.len() > 1 {
-        all.push((Promise::Protocol, Seen::Held));
+        all.push((Promise::Protocol, Observation::Held));
         if stage.locks.capabilities().has_tokens() {
-            all.push((Promise::P2, Seen::Held));
+            all.push((Promise::P2, Observation::Held));
         }
     }
     Ok(all)
@@ -314,7 +320,7 @@ async fn play(
 
 async fn one(cast: &Cast<'_>) -> Outcome {
     if let Some(why) = cast.lacks() {
-        return Err(Problem::LeftOut(why));
+        return Err(ScenarioError::LeftOut(why));
     }
     match tokio::time::timeout(SCENARIO_MAX, (cast.scenario.play)(cast)).await {
         Ok(outcome) => outcome,
@@ -324,24 +330,24 @@ async fn one(cast: &Cast<'_>) -> Outcome {
 
 /// The verdicts so far.
 #[derive(Default)]
-struct Verdicts(BTreeMap<Promise, Verdict>);
+struct Verdicts(BTreeMap<Promise, PromiseVerdict>);
 
 impl Verdicts {
-    fn add(&mut self, promise: Promise, seen: Seen) {
-        let verdict = self.0.entry(promise).or_insert_with(|| Verdict::of(promise));
+    fn add(&mut self, promise: Promise, seen: Observation) {
+        let verdict = self.0.entry(promise).or_insert_with(|| PromiseVerdict::of(promise));
         match seen {
-            Seen::Held => verdict.played += 1,
-            Seen::Broken(text) => verdict.broken.push(text),
-            Seen::LeftOut(text) if verdict.left_out.contains(&text) => {}
-            Seen::LeftOut(text) => verdict.left_out.push(text),
+            Observation::Held => verdict.played += 1,
+            Observation::Broken(text) => verdict.broken.push(text),
+            Observation::LeftOut(text) if verdict.left_out.contains(&text) => {}
+            Observation::LeftOut(text) => verdict.left_out.push(text),
         }
     }
 
     /// One for each promise.
-    fn all(mut self) -> Vec<Verdict> {
+    fn all(mut self) -> Vec<PromiseVerdict> {
         let a_fence = "a fence is at the resource (docs/fencing.md)".to_owned();
-        self.add(Promise::P3, Seen::LeftOut(a_fence));
-        self.add(Promise::P6, Seen::LeftOut("it is the service's own".to_owned()));
-        Promise::ALL.map(|promise| self.0.remove(&promise).unwrap_or(Verdict::of(promise))).to_vec()
+        self.add(Promise::P3, Observation::LeftOut(a_fence));
+        self.add(Promise::P6, Observation::LeftOut("it is the service's own".to_owned()));
+        Promise::ALL.map(|promise| self.0.remove(&promise).unwrap_or(PromiseVerdict::of(promise))).to_vec()
     }
 }

@@ -14,16 +14,18 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::history::Wanted;
-use super::hold::{Asked, Held, Want};
-use super::log::{Log, Pending, PendingKind, Record, ended, listen};
-use super::protocol::{AcquireCommand, Command, CommandError, ErrorKind, Hello, LeadCommand, Line};
-use super::{Outcome, Problem, broken};
+use super::hold::{Asked, GrantedHold, Want};
+use super::log::{DueAnswer, DueAnswerKind, Log, RunRecord, ended, listen};
+use super::protocol::{
+    AcquireCommand, CommandError, DriverCommand, ErrorKind, Hello, LeadCommand, NumberedCommand,
+};
+use super::{Outcome, ScenarioError, broken};
 
 /// How long a driver may take to start.
 const START_MAX: Duration = Duration::from_secs(60);
 
 /// A driver that runs; killed when dropped, with all that it has started.
-pub(super) struct Driver {
+pub(super) struct DriverProcess {
     /// The driver's name, with the number of its process.
     pub(super) name: String,
     pub(super) hello: Hello,
@@ -32,12 +34,12 @@ pub(super) struct Driver {
     commands: Mutex<Option<ChildStdin>>,
     next_id: Cell<u64>,
     pub(super) log: Arc<Log>,
-    pub(super) record: Record,
+    pub(super) record: RunRecord,
 }
 
-impl Driver {
+impl DriverProcess {
     /// Starts a driver by a shell's command line, and waits for its first line.
-    pub(super) async fn start(command: &str, number: usize, record: &Record) -> Outcome<Self> {
+    pub(super) async fn start(command: &str, number: usize, record: &RunRecord) -> Outcome<Self> {
         let mut child = Process::new("sh")
             .args(["-c", command])
             .stdin(Stdio::piped())
@@ -45,9 +47,11 @@ impl Driver {
             // Signals are meant for it and for what it starts; Ctrl-C is not.
             .process_group(0)
             .spawn()
-            .map_err(|error| Problem::Failed(format!("`sh -c {command:?}` can't be started: {error}")))?;
+            .map_err(|error| {
+                ScenarioError::Failed(format!("`sh -c {command:?}` can't be started: {error}"))
+            })?;
         let (Some(commands), Some(says)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(Problem::Failed("a driver was started without its pipes".to_owned()));
+            return Err(ScenarioError::Failed("a driver was started without its pipes".to_owned()));
         };
         let log = Arc::<Log>::default();
         listen(says, log.clone(), record.clone());
@@ -70,7 +74,7 @@ impl Driver {
         };
         let hello = driver.log.until(START_MAX, |log| log.hello.take().or_else(|| ended(log))).await;
         // A driver that does not start says nothing about a promise.
-        let failed = |why: String| Err(Problem::Failed(format!("`{command}` {why}")));
+        let failed = |why: String| Err(ScenarioError::Failed(format!("`{command}` {why}")));
         driver.hello = match hello {
             Some(Ok(hello)) => hello,
             Some(Err(why)) => return failed(format!("has no first line: {why}")),
@@ -84,15 +88,15 @@ impl Driver {
     pub(super) async fn connect(&self, url: &str, ttl: Duration) -> Outcome<Result<(), CommandError>> {
         self.ttl.set(ttl);
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-        let connect = Command::Connect { url: url.to_owned(), ttl_ms, label: Some(self.name.clone()) };
+        let connect = DriverCommand::Connect { url: url.to_owned(), ttl_ms, label: Some(self.name.clone()) };
         Ok(self.call(connect).await?.map(drop))
     }
 
     /// Sends a command; returns its id.
-    pub(super) fn send(&self, command: Command, kind: PendingKind) -> Outcome<u64> {
+    pub(super) fn send(&self, command: DriverCommand, kind: DueAnswerKind) -> Outcome<u64> {
         let id = self.next_id.replace(self.next_id.get() + 1);
-        let line = Line { id, command }.text();
-        self.log.state().pending.insert(id, Pending { sent: self.record.now(), kind });
+        let line = NumberedCommand { id, command }.text();
+        self.log.state().pending.insert(id, DueAnswer { sent: self.record.now(), kind });
         self.write(&line)?;
         Ok(id)
     }
@@ -122,16 +126,16 @@ impl Driver {
     }
 
     /// Sends a command and waits for its answer.
-    pub(super) async fn call(&self, command: Command) -> Outcome<Result<Value, CommandError>> {
+    pub(super) async fn call(&self, command: DriverCommand) -> Outcome<Result<Value, CommandError>> {
         let to = serde_json::to_string(&command).unwrap_or_default();
-        let id = self.send(command, PendingKind::Other)?;
+        let id = self.send(command, DueAnswerKind::Other)?;
         self.answer(id, &to).await
     }
 
     /// Blocks the program; `None` if the language has no means for it.
     pub(super) async fn stall(&self, duration: Duration) -> Outcome<Option<()>> {
         let ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        let id = self.send(Command::Stall { ms }, PendingKind::Other)?;
+        let id = self.send(DriverCommand::Stall { ms }, DueAnswerKind::Other)?;
         // Its patience begins afterwards.
         tokio::time::sleep(duration).await;
         match self.answer(id, "stall").await? {
@@ -164,8 +168,10 @@ impl Driver {
         let mut names = want.names.iter().cloned();
         let lock = names.next().unwrap_or_default();
         let command = match want.is_election {
-            true => Command::Lead(LeadCommand { hold: hold.clone(), election: lock, wait_ms: want.wait_ms }),
-            false => Command::Acquire(AcquireCommand {
+            true => {
+                DriverCommand::Lead(LeadCommand { hold: hold.clone(), election: lock, wait_ms: want.wait_ms })
+            }
+            false => DriverCommand::Acquire(AcquireCommand {
                 hold: hold.clone(),
                 lock,
                 also: names.collect(),
@@ -176,17 +182,18 @@ impl Driver {
             }),
         };
         let text = serde_json::to_string(&command).unwrap_or_default();
-        let id = self.send(command, PendingKind::Acquire { hold: hold.clone(), wanted })?;
+        let id = self.send(command, DueAnswerKind::Acquire { hold: hold.clone(), wanted })?;
         Ok(Asked { driver: self.clone(), id, hold, text })
     }
 
     /// Acquires a lock, which must be granted.
-    pub(super) async fn acquire(self: &Rc<Self>, want: &Want) -> Outcome<Held> {
+    pub(super) async fn acquire(self: &Rc<Self>, want: &Want) -> Outcome<GrantedHold> {
         self.ask(want)?.granted().await
     }
 
     fn signal(&self, signal: Signal) -> Outcome {
-        killpg(self.pid(), signal).map_err(|error| Problem::Failed(format!("{signal} to a driver: {error}")))
+        killpg(self.pid(), signal)
+            .map_err(|error| ScenarioError::Failed(format!("{signal} to a driver: {error}")))
     }
 
     fn pid(&self) -> Pid {
@@ -198,7 +205,7 @@ impl Driver {
         self.signal(Signal::SIGSTOP)?;
         // WNOWAIT: a process that has ended is not reaped here.
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
-        waitid(Id::Pid(self.pid()), flags).map(drop).map_err(|error| Problem::Failed(error.to_string()))
+        waitid(Id::Pid(self.pid()), flags).map(drop).map_err(|error| ScenarioError::Failed(error.to_string()))
     }
 
     /// Continues it.
@@ -222,7 +229,7 @@ impl Driver {
     /// Tells it to die, and waits until it has ended.
     pub(super) async fn die(&self) -> Outcome {
         self.over();
-        self.send(Command::Die {}, PendingKind::Other)?;
+        self.send(DriverCommand::Die {}, DueAnswerKind::Other)?;
         self.ended().await
     }
 
@@ -241,7 +248,7 @@ impl Driver {
     }
 }
 
-impl Drop for Driver {
+impl Drop for DriverProcess {
     fn drop(&mut self) {
         let _ = killpg(self.pid(), Signal::SIGKILL);
         let _ = self.child.wait();

@@ -40,7 +40,7 @@ pub enum LockMode {
 /// A command to a driver.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
-pub enum Command {
+pub enum DriverCommand {
     /// Connects to a lock service: once, first.
     Connect {
         /// The service.
@@ -118,14 +118,14 @@ pub struct LeadCommand {
 
 /// A command with its id.
 #[derive(Clone, Debug)]
-pub struct Line {
+pub struct NumberedCommand {
     /// Identifies the answer.
     pub id: u64,
     /// The command.
-    pub command: Command,
+    pub command: DriverCommand,
 }
 
-impl Line {
+impl NumberedCommand {
     /// Parses a line.
     ///
     /// # Errors
@@ -239,10 +239,13 @@ mod tests {
             subtree: false,
             wait_ms: Some(0),
         };
-        let line = Line { id: 7, command: Command::Acquire(command) }.text();
-        let back = Line::parse(&line).unwrap();
+        let line = NumberedCommand { id: 7, command: DriverCommand::Acquire(command) }.text();
+        let back = NumberedCommand::parse(&line).unwrap();
         assert_eq!((back.id, back.text()), (7, line));
-        assert!(matches!(Line::parse(r#"{"id":1,"do":"die"}"#).unwrap().command, Command::Die {}));
+        assert!(matches!(
+            NumberedCommand::parse(r#"{"id":1,"do":"die"}"#).unwrap().command,
+            DriverCommand::Die {}
+        ));
     }
 
     #[test]
@@ -255,7 +258,7 @@ mod tests {
             (r#"{"id":5,"do":"acquire","hold":"a","lock":"x","mode":"mine"}"#, Some(5)),
             (r#"{"id":6,"do":"acquire","hold":"a","lock":"x","mode":"shared","color":1}"#, Some(6)),
         ] {
-            assert_eq!(Line::parse(line).unwrap_err().0, id, "{line}");
+            assert_eq!(NumberedCommand::parse(line).unwrap_err().0, id, "{line}");
         }
     }
 

@@ -12,11 +12,11 @@ use lockkeeper_rig::{Faults, Redis};
 use tokio::sync::OnceCell;
 
 use super::hold::Want;
-use super::log::Record;
-use super::process::Driver;
+use super::log::RunRecord;
+use super::process::DriverProcess;
 use super::protocol::{Hello, LockMode};
 use super::scenarios::{Need, Pairs, Scenario};
-use super::{HarnessError, Outcome, Problem, broken};
+use super::{HarnessError, Outcome, ScenarioError, broken};
 use crate::node::Node;
 
 /// The ttl of clients whose holds are to end.
@@ -31,7 +31,7 @@ const POLL: Duration = Duration::from_millis(10);
 const LABEL: &str = "driver";
 
 /// A lock service.
-pub(super) enum Service {
+pub(super) enum PlayedService {
     /// That of the user: no faults.
     Given(String),
     /// Three nodes of our own.
@@ -40,7 +40,7 @@ pub(super) enum Service {
     Redis(Redis),
 }
 
-impl Service {
+impl PlayedService {
     /// What comes before the verdicts about it.
     pub(super) const fn name(&self) -> &'static str {
         match self {
@@ -86,7 +86,8 @@ impl Service {
                 };
                 let parsed: Result<Vec<SocketAddr>, _> =
                     nodes.borrow().iter().map(|node| address(node).parse()).collect();
-                let nodes = parsed.map_err(|error| Problem::Failed(format!("a node's address: {error}")))?;
+                let nodes =
+                    parsed.map_err(|error| ScenarioError::Failed(format!("a node's address: {error}")))?;
                 listed(if is_grpc { "lockkeeper" } else { "http" }, faults.proxies(LABEL, &nodes).iter())
             }
         })
@@ -103,13 +104,13 @@ fn listed(scheme: &str, addresses: impl Iterator<Item: ToString>) -> String {
 
 /// A process of a driver.
 pub(super) struct Actor {
-    driver: Rc<Driver>,
+    driver: Rc<DriverProcess>,
     faults: Faults,
 }
 
 impl Deref for Actor {
-    type Target = Rc<Driver>;
-    fn deref(&self) -> &Rc<Driver> {
+    type Target = Rc<DriverProcess>;
+    fn deref(&self) -> &Rc<DriverProcess> {
         &self.driver
     }
 }
@@ -142,11 +143,11 @@ impl Actor {
 }
 
 /// One lock service, and the drivers that can use it.
-pub(super) struct Stage {
-    pub(super) service: Service,
+pub(super) struct TestBed {
+    pub(super) service: PlayedService,
     /// The harness's client.
     pub(super) locks: Locks,
-    pub(super) record: Record,
+    pub(super) record: RunRecord,
     /// Command lines and first lines of the drivers.
     pub(super) drivers: Vec<(String, Hello)>,
     /// For each driver, two processes that scenarios share.
@@ -154,13 +155,13 @@ pub(super) struct Stage {
     processes: Cell<usize>,
 }
 
-impl Stage {
+impl TestBed {
     pub(super) async fn new(
-        service: Service,
+        service: PlayedService,
         drivers: Vec<(String, Hello)>,
-        record: Record,
+        record: RunRecord,
     ) -> Result<Self, HarnessError> {
-        let is_usage = matches!(service, Service::Given(_));
+        let is_usage = matches!(service, PlayedService::Given(_));
         let failed = |error: ConnectError| HarnessError { is_usage, text: error.to_string() };
         let locks = Locks::connect_as(&service.url(), "conformance").await.map_err(failed)?;
         let shared = drivers.iter().map(|_| Default::default()).collect();
@@ -173,7 +174,7 @@ impl Stage {
         let faults = Faults::default();
         let url = self.service.url_for(hello, &faults)?;
         self.processes.set(self.processes.get() + 1);
-        let driver = Driver::start(command, self.processes.get(), &self.record).await?;
+        let driver = DriverProcess::start(command, self.processes.get(), &self.record).await?;
         Ok((Actor { driver: Rc::new(driver), faults }, url))
     }
 
@@ -204,8 +205,8 @@ impl Stage {
     /// All nodes of the cluster.
     pub(super) fn nodes(&self) -> Outcome<&RefCell<Vec<Node>>> {
         match &self.service {
-            Service::Cluster(nodes) => Ok(nodes),
-            _ => Err(Problem::Failed("the service has no nodes".to_owned())),
+            PlayedService::Cluster(nodes) => Ok(nodes),
+            _ => Err(ScenarioError::Failed("the service has no nodes".to_owned())),
         }
     }
 }
@@ -213,7 +214,7 @@ impl Stage {
 /// The drivers that play in a scenario, and its locks.
 #[derive(Clone, Copy)]
 pub(super) struct Cast<'a> {
-    pub(super) stage: &'a Stage,
+    pub(super) stage: &'a TestBed,
     pub(super) scenario: &'static Scenario,
     /// The driver that is examined.
     pub(super) subject: usize,
@@ -230,7 +231,7 @@ impl<'a> Cast<'a> {
     }
 
     /// The scenario with each driver that plays in it.
-    pub(super) fn all(stage: &'a Stage, scenario: &'static Scenario) -> Vec<Self> {
+    pub(super) fn all(stage: &'a TestBed, scenario: &'static Scenario) -> Vec<Self> {
         let first = Self { stage, scenario, subject: 0, partner: 0 };
         let count = stage.drivers.len();
         match scenario.pairs {
@@ -254,7 +255,7 @@ impl<'a> Cast<'a> {
     /// Whether the scenario is about our own service, and is played on that.
     pub(super) fn is_beside_the_point(&self) -> bool {
         let is_own = |need: &Need| matches!(need, Need::Own | Need::Cluster);
-        matches!(self.stage.service, Service::Redis(_)) && self.scenario.needs.iter().any(is_own)
+        matches!(self.stage.service, PlayedService::Redis(_)) && self.scenario.needs.iter().any(is_own)
     }
 
     /// Why the scenario can't be played: an ability is not claimed.
@@ -283,11 +284,11 @@ impl<'a> Cast<'a> {
                     .or_else(|| (!service).then(|| format!("the service has no {feature}")))
             }
             Need::Own => (can.backend != "lockkeeper").then(|| "it needs our own service".to_owned()),
-            Need::Cluster if matches!(self.stage.service, Service::Cluster(_)) => None,
+            Need::Cluster if matches!(self.stage.service, PlayedService::Cluster(_)) => None,
             Need::Cluster => {
                 Some("it needs nodes of our own service that the harness has started".to_owned())
             }
-            Need::Proxy if !matches!(self.stage.service, Service::Given(_)) => None,
+            Need::Proxy if !matches!(self.stage.service, PlayedService::Given(_)) => None,
             Need::Proxy => Some("it needs a service that the harness has started".to_owned()),
             Need::Fair => (!can.fair).then(|| "the service grants in no order".to_owned()),
         })

@@ -4,10 +4,9 @@ use futures_util::future::try_join;
 use lockkeeper::{BreakOrder, LockName, Token};
 
 use super::{Need, Pairs, Scenario};
-use crate::conformance::hold::Held;
 use crate::conformance::protocol::ErrorKind;
 use crate::conformance::stage::{Cast, SHORT};
-use crate::conformance::{Outcome, Problem, Promise, broken};
+use crate::conformance::{Outcome, Promise, ScenarioError, broken};
 
 pub(super) const RENEWED: Scenario = Scenario {
     name: "renewed",
@@ -62,7 +61,7 @@ async fn broken_by_operator(cast: &Cast<'_>) -> Outcome {
     let lock = cast.lock("broken");
     let held = subject.acquire(&lock).await?;
     let waits = partner.ask(&lock)?;
-    let failed = |error: String| Problem::Failed(format!("the hold can't be broken: {error}"));
+    let failed = |error: String| ScenarioError::Failed(format!("the hold can't be broken: {error}"));
     let Some(token) = held.token else { return broken(format!("{} has no token", subject.name)) };
     let order = BreakOrder {
         name: LockName::parse(lock.name()).map_err(|error| failed(error.to_string()))?,
@@ -128,7 +127,7 @@ async fn stalled_program(cast: &Cast<'_>) -> Outcome {
     if subject.stall(SHORT * 3).await?.is_none() {
         held.release().await?;
         waits.granted().await?.release().await?;
-        return Err(Problem::LeftOut(format!("{} can't be blocked", subject.name)));
+        return Err(ScenarioError::LeftOut(format!("{} can't be blocked", subject.name)));
     }
     if held.check().await? {
         held.release().await?;
@@ -177,7 +176,7 @@ async fn killed(cast: &Cast<'_>) -> Outcome {
     let (holder, (waiter, ends)) = started.await?;
     let partner = cast.partner().await?;
     let [lock, other] = ["killed", "ended"].map(|name| cast.lock(name));
-    let _held: Held = holder.acquire(&lock).await?;
+    let _held = holder.acquire(&lock).await?;
     let _waits = waiter.ask(&lock)?;
     cast.waiters(&lock, 1).await?;
     let next = partner.ask(&lock)?;

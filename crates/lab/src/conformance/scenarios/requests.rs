@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{Need, Pairs, Scenario};
-use crate::conformance::protocol::{Command, ErrorKind, Was};
+use crate::conformance::protocol::{DriverCommand, ErrorKind, Was};
 use crate::conformance::stage::{Actor, Cast, LONG, SHORT};
 use crate::conformance::{Outcome, Promise, broken};
 
@@ -116,7 +116,7 @@ pub(super) const BAD_INPUT: Scenario = Scenario {
 async fn bad_input(cast: &Cast<'_>) -> Outcome {
     let (subject, url) = cast.unconnected().await?;
     let lock = cast.lock("input");
-    let refused = async |command: Command| match subject.call(command.clone()).await? {
+    let refused = async |command: DriverCommand| match subject.call(command.clone()).await? {
         Err(error) if error.kind == ErrorKind::Refused => Ok(()),
         other => broken(format!("{} answers {other:?} to {command:?}", subject.name)),
     };
@@ -130,9 +130,9 @@ async fn bad_input(cast: &Cast<'_>) -> Outcome {
     if let Err(error) = subject.connect(&url, SHORT).await? {
         return broken(format!("{} can't connect after a refused one: {error:?}", subject.name));
     }
-    refused(Command::Connect { url: url.clone(), ttl_ms: 2_000, label: None }).await?;
-    refused(Command::Check { hold: "nothing".to_owned() }).await?;
-    refused(Command::Release { hold: "nothing".to_owned() }).await?;
+    refused(DriverCommand::Connect { url: url.clone(), ttl_ms: 2_000, label: None }).await?;
+    refused(DriverCommand::Check { hold: "nothing".to_owned() }).await?;
+    refused(DriverCommand::Release { hold: "nothing".to_owned() }).await?;
     for (refusals, line) in [json!("no object").to_string(), "no JSON".to_owned()].iter().enumerate() {
         subject.write(line)?;
         subject.refusals(refusals + 1).await?;

@@ -5,9 +5,9 @@ use nix::sys::signal::Signal;
 
 use super::{Need, Pairs, Scenario};
 use crate::Result;
-use crate::conformance::hold::{Asked, Held, Want};
+use crate::conformance::hold::{Asked, GrantedHold, Want};
 use crate::conformance::stage::{Actor, Cast, SHORT};
-use crate::conformance::{Outcome, Problem, Promise};
+use crate::conformance::{Outcome, Promise, ScenarioError};
 use crate::node::Node;
 
 pub(super) const LEADER: Scenario = Scenario {
@@ -20,7 +20,7 @@ pub(super) const LEADER: Scenario = Scenario {
 
 async fn leader(cast: &Cast<'_>) -> Outcome {
     let kept = Kept::begin(cast).await?;
-    let failed = |error: lockkeeper::BackendError| Problem::Failed(error.to_string());
+    let failed = |error: lockkeeper::BackendError| ScenarioError::Failed(error.to_string());
     let leader = cast.stage.locks.transfer_leadership(None).await.map_err(failed)?;
     kept.is_kept("the leader was moved").await?;
     let leader = usize::try_from(leader).unwrap_or_default().saturating_sub(1);
@@ -75,13 +75,13 @@ async fn all_stopped(cast: &Cast<'_>) -> Outcome {
 
 fn disturb(cast: &Cast<'_>, how: impl FnOnce(&mut Vec<Node>) -> Result) -> Outcome {
     let mut nodes = cast.stage.nodes()?.borrow_mut();
-    how(&mut nodes).map_err(|error| Problem::Failed(error.to_string()))
+    how(&mut nodes).map_err(|error| ScenarioError::Failed(error.to_string()))
 }
 
 /// A hold of a client whose ttl is short, and a waiter.
 struct Short {
     _subject: Actor,
-    held: Held,
+    held: GrantedHold,
     waits: Asked,
 }
 
@@ -97,7 +97,7 @@ impl Short {
 }
 
 /// For each driver, a hold and a waiter that survive.
-struct Kept<'a>(Vec<(Cast<'a>, Want, Held, Asked)>);
+struct Kept<'a>(Vec<(Cast<'a>, Want, GrantedHold, Asked)>);
 
 impl<'a> Kept<'a> {
     async fn begin(cast: &Cast<'a>) -> Outcome<Self> {
