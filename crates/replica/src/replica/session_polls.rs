@@ -1,10 +1,10 @@
 //! Keep-alives by calls that also name the changes of the session's requests, and may wait for one: so a
 //! client without a stream waits for all its requests with one call.
 //!
-//! A poll is answered like any keep-alive, once a quorum read has confirmed it. If there is no change to name
-//! then, it waits: the answer is passed on at the end of its time, unless a change comes first. The answer
-//! stays true meanwhile, since the lease counts from when the call was sent, and since every change since then
-//! would have answered the call.
+//! A poll is answered like any keep-alive, once a quorum read has confirmed it. If there is no change to
+//! name then, it waits: the answer is passed on at the end of its time, unless a change comes first. The
+//! answer stays true meanwhile, since the lease counts from when the call was sent, and since every
+//! change since then would have answered the call.
 
 use lockkeeper_core::{Reply, Seq, SessionId};
 use lockkeeper_wire::answer;
@@ -121,8 +121,8 @@ impl Replica {
         }
     }
 
-    /// Answers the waiting poll of a session if there was a change while the session's end was proposed, which
-    /// is taken back.
+    /// Answers the waiting poll of a session if there was a change while the session's end was proposed,
+    /// which is taken back.
     pub(super) fn poll_again(&mut self, session: SessionId) {
         if let Some(&call) = self.calls.polls.get(&session) {
             self.acknowledge_poll(call, session);

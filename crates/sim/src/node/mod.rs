@@ -5,9 +5,9 @@
 //! (P9) depends on the difference. During a write, or while the process is stopped, the event loop does not
 //! run, and unread input accumulates.
 //!
-//! `start.rs`: start and crash. `form.rs`: bootstrap and joining. `handshake.rs`: handshake and admission.
-//! `armed.rs`: faults at certain moments. `sockets.rs`: input. `turn.rs`: the event loop. `polls.rs`: a check of
-//! calls that wait.
+//! `start.rs`: start and crash. `form.rs`: bootstrap and joining. `handshake.rs`: handshake and
+//! admission. `armed.rs`: faults at certain moments. `sockets.rs`: input. `turn.rs`: the event loop.
+//! `polls.rs`: a check of calls that wait.
 
 mod addresses;
 mod armed;
