@@ -72,11 +72,18 @@ async function wait(id, work) {
 
 const commands = {
   async connect({ url, ttl_ms: given, label }) {
+    if (connected) throw new Refused("the driver is connected already");
+    if (!(given >= 1_000 && given <= 3_600_000)) throw new Refused("ttl_ms is 1,000 to 3,600,000");
     ttl = given;
     connected = connect(url, label === undefined ? {} : { label }).then((locks) =>
       locks.abilities.fencing ? locks.fenced() : locks,
     );
-    await connected;
+    try {
+      await connected;
+    } catch (error) {
+      connected = undefined;
+      throw error;
+    }
     return {};
   },
 
@@ -86,7 +93,10 @@ const commands = {
     return keep(hold, await wait(id, acquire));
   },
 
-  async lead({ id, hold, election }) {
+  async lead({ id, hold, election, wait_ms: limit = null }) {
+    // A campaign has no limit of its own.
+    const late = Object.assign(new Error("the campaign did not end in time"), { late: true });
+    if (limit !== null) setTimeout(() => waiting.get(id)?.abort(late), limit).unref();
     const campaign = async (signal) => (await client()).election(election, { ttl }).campaign({ signal });
     return keep(hold, await wait(id, campaign));
   },
@@ -136,6 +146,7 @@ const kinds = [
 
 function kind(error) {
   if (error?.cancelled) return "cancelled";
+  if (error?.late) return "timed-out";
   return kinds.find(([name]) => error instanceof errors[name])?.[1] ?? "refused";
 }
 

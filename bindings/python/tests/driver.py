@@ -103,6 +103,10 @@ class Driver:
 
     def connected(self, locks: Any, command: Command) -> None:
         """The fenced client, if the lock service has tokens."""
+        if self.locks is not None:
+            raise Wrong("connected already")
+        if not 1_000 <= command["ttl_ms"] <= 3_600_000:
+            raise Wrong("ttl_ms is 1,000 to 3,600,000")
         self.locks = locks.fenced() if locks.abilities["fencing"] else locks
         self.ttl = command["ttl_ms"] / 1000
 
@@ -286,6 +290,8 @@ class Tasks(Driver):
 
     async def check(self, command: Command) -> dict[str, Any]:
         guard, _ = self.holds[command["hold"]]
+        if guard.lost.is_set():  # its `async with` has ended
+            raise lockkeeper.LockLost("the lock was lost")
         guard.check()
         return {"valid_ms": valid_ms(guard)}
 
