@@ -18,7 +18,7 @@ pub(crate) enum Up {
     Open,
     Frame(Vec<v1::ClientItem>),
     /// A call, on a stream of its own; its answers come on this stream.
-    Call(v1::SessionCallRequest),
+    Call(Box<v1::SessionCallRequest>),
     /// The node reads the end of the stream: the client closed it, or the network did.
     Closed,
 }
@@ -117,7 +117,7 @@ impl Core {
         call: v1::SessionCallRequest,
     ) -> StreamId {
         let stream = self.add_line(client, life, node, false, true);
-        self.send_up(stream, Up::Call(call));
+        self.send_up(stream, Up::Call(Box::new(call)));
         stream
     }
 

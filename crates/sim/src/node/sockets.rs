@@ -56,7 +56,7 @@ impl SimNode {
                     Event::CallDropped(CallId(stream.0))
                 }
                 Up::Closed => Event::StreamClosed { stream, cause: StreamCloseCause::Client },
-                Up::Call(call) => match call_request(call) {
+                Up::Call(call) => match call_request(*call) {
                     Some(request) => {
                         process.polls.called(CallId(stream.0), &request);
                         let called = SessionCall { identity: "".into(), quota: Usage::UNLIMITED, request };
