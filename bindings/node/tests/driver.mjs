@@ -46,8 +46,17 @@ function keep(hold, guard) {
   guard.signal.addEventListener("abort", () => {
     if (holds.get(hold) === guard) say({ event: "lost", hold });
   });
+  return { token: guard.tokenHint ?? null, valid_ms: validMs(guard) };
+}
+
+function validMs(guard) {
   const valid = guard.validFor();
-  return { token: guard.tokenHint ?? null, valid_ms: Math.floor(Math.min(valid, Number.MAX_SAFE_INTEGER)) };
+  return valid === Infinity ? null : Math.floor(valid);
+}
+
+/** `wait_ms` as the package has it. */
+function waitOf(limit) {
+  return limit === null ? true : limit === 0 ? false : limit;
 }
 
 function lockOf(locks, { lock, mode, permits, also, subtree }) {
@@ -72,8 +81,10 @@ async function wait(id, work) {
 
 const commands = {
   async connect({ url, ttl_ms: given, label }) {
-    if (connected) throw new Refused("the driver is connected already");
-    if (!(given >= 1_000 && given <= 3_600_000)) throw new Refused("ttl_ms is 1,000 to 3,600,000");
+    if (connected) throw new Refused("it has connected");
+    if (!(given >= 1_000 && given <= 3_600_000)) {
+      throw new Refused(`the ttl is ${given} ms; 1,000 to 3,600,000 are allowed`);
+    }
     ttl = given;
     connected = connect(url, label === undefined ? {} : { label }).then((locks) =>
       locks.abilities.fencing ? locks.fenced() : locks,
@@ -88,16 +99,13 @@ const commands = {
   },
 
   async acquire({ id, hold, wait_ms: limit = null, ...lock }) {
-    const how = limit === null ? true : limit === 0 ? false : limit;
-    const acquire = async (signal) => lockOf(await client(), lock).acquire({ signal, wait: how });
+    const acquire = async (signal) => lockOf(await client(), lock).acquire({ signal, wait: waitOf(limit) });
     return keep(hold, await wait(id, acquire));
   },
 
   async lead({ id, hold, election, wait_ms: limit = null }) {
-    // A campaign has no limit of its own.
-    const late = Object.assign(new Error("the campaign did not end in time"), { late: true });
-    if (limit !== null) setTimeout(() => waiting.get(id)?.abort(late), limit).unref();
-    const campaign = async (signal) => (await client()).election(election, { ttl }).campaign({ signal });
+    const options = { ttl, wait: waitOf(limit) };
+    const campaign = async (signal) => (await client()).election(election, options).campaign({ signal });
     return keep(hold, await wait(id, campaign));
   },
 
@@ -121,7 +129,7 @@ const commands = {
   async check({ hold }) {
     const guard = held(hold);
     guard.check();
-    return { valid_ms: Math.floor(Math.min(guard.validFor(), Number.MAX_SAFE_INTEGER)) };
+    return { valid_ms: validMs(guard) };
   },
 
   async stall({ ms }) {
@@ -135,6 +143,20 @@ const commands = {
   },
 };
 
+/** The fields of the commands. */
+const fields = Object.fromEntries(
+  Object.entries({
+    connect: ["url", "ttl_ms", "label"],
+    acquire: ["hold", "lock", "mode", "permits", "also", "subtree", "wait_ms"],
+    lead: ["hold", "election", "wait_ms"],
+    cancel: ["acquire"],
+    release: ["hold"],
+    check: ["hold"],
+    stall: ["ms"],
+    die: [],
+  }).map(([command, own]) => [command, ["id", "do", ...own]]),
+);
+
 const kinds = [
   ["Busy", "busy"],
   ["AcquireTimeout", "timed-out"],
@@ -146,7 +168,6 @@ const kinds = [
 
 function kind(error) {
   if (error?.cancelled) return "cancelled";
-  if (error?.late) return "timed-out";
   return kinds.find(([name]) => error instanceof errors[name])?.[1] ?? "refused";
 }
 
@@ -156,6 +177,8 @@ async function answer(line) {
     const command = JSON.parse(line);
     id = command.id ?? null;
     const run = Object.hasOwn(commands, command.do) ? commands[command.do] : undefined;
+    const unknown = Object.keys(command).find((field) => !(fields[command.do] ?? []).includes(field));
+    if (run && unknown) throw new Refused(`\`${command.do}\` has no field ${JSON.stringify(unknown)}`);
     if (!run) throw new Refused(`there is no command ${JSON.stringify(command.do)}`);
     say({ id, ok: await run(command) });
   } catch (error) {
