@@ -242,7 +242,7 @@ fn services(drivers: &[(String, Hello)], locks: Option<&str>) -> Result<Vec<Play
             }
             if takes("redis") && find(redis::SERVER.name).is_some() {
                 let durable = ["--appendonly", "yes", "--appendfsync", "always"];
-                services.push(PlayedService::Redis(Redis::with(&durable)));
+                services.push(PlayedService::Redis(Box::new(Redis::with(&durable))));
             }
             services
         }

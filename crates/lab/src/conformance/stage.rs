@@ -37,7 +37,7 @@ pub(super) enum PlayedService {
     /// Three nodes of our own.
     Cluster(RefCell<Vec<Node>>),
     /// Redis.
-    Redis(Redis),
+    Redis(Box<Redis>),
 }
 
 impl PlayedService {
