@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, channel};
 use serde_json::{Value, json};
 
 use crate::node::Node;
-use crate::support::{PATIENCE, Place};
+use crate::support::{PATIENCE, TestDir};
 
 const CLIENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../clients/go");
 
@@ -29,7 +29,7 @@ fn succeeds(command: &mut Command) {
 fn go_client_keeps_its_promises_on_a_real_node() {
     let formatted = Command::new("gofmt").args(["-l", CLIENT]).output().expect("install golang-go");
     assert_eq!(String::from_utf8_lossy(&formatted.stdout), "", "`gofmt -w` formats these");
-    let place = Place::new();
+    let place = TestDir::new();
     let node = place.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
     succeeds(&mut go(&["vet", "./..."]));
     succeeds(go(&["test", "-count=1", "./..."]).env("LOCKKEEPER_HTTP", node.http()));
@@ -38,7 +38,7 @@ fn go_client_keeps_its_promises_on_a_real_node() {
 #[test]
 fn program_of_the_page_compiles_and_runs() {
     const PAGE: &str = include_str!("../../../../docs/languages/go.md");
-    let place = Place::new();
+    let place = TestDir::new();
     let node = place.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
     let code = PAGE.split_once("```go\npackage main").unwrap().1.split_once("```").unwrap().0;
     let code = code.replace("http://127.0.0.1:5627", &node.http());
@@ -100,7 +100,7 @@ impl Drop for Driver {
 
 #[test]
 fn go_clients_go_on_when_the_leader_is_killed() {
-    let place = Place::new();
+    let place = TestDir::new();
     let program: PathBuf = place.path("driver");
     succeeds(go(&["build", "-o"]).arg(&program).arg("./cmd/driver"));
     let (mut nodes, _ports) = place.begin_three();
