@@ -3,7 +3,7 @@
 //!
 //! A poll is answered like any keep-alive, once a quorum read has confirmed it. If there is no change to name
 //! then, it waits: the answer is passed on at the end of its time, unless a change comes first. The answer
-//! stays true meanwhile, since the lease counts from when the call was sent, and since every change since then
+//! stays true meanwhile, since the lease counts from when the call was sent, and since every later change
 //! would have answered the call.
 
 use lockkeeper_core::{Reply, Seq, SessionId};
@@ -121,8 +121,8 @@ impl Replica {
         }
     }
 
-    /// Answers the waiting poll of a session if there was a change while the session's end was proposed, which
-    /// is taken back.
+    /// Answers the waiting poll of a session if there was a change while the session's end was proposed. The
+    /// end is taken back.
     pub(super) fn poll_again(&mut self, session: SessionId) {
         if let Some(&call) = self.calls.polls.get(&session) {
             self.acknowledge_poll(call, session);

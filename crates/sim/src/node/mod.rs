@@ -6,8 +6,8 @@
 //! run, and unread input accumulates.
 //!
 //! `start.rs`: start and crash. `form.rs`: bootstrap and joining. `handshake.rs`: handshake and admission.
-//! `armed.rs`: faults at certain moments. `sockets.rs`: input. `turn.rs`: the event loop. `polls.rs`: a check of
-//! calls that wait.
+//! `armed.rs`: faults at certain moments. `sockets.rs`: input. `turn.rs`: the event loop. `polls.rs`: a
+//! check of calls that wait.
 
 mod addresses;
 mod armed;
