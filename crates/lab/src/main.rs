@@ -18,7 +18,7 @@ use pitfalls::Pitfalls;
 /// The exit codes, a part of those in docs/cli.md.
 mod exit {
     pub(crate) const OK: u8 = 0;
-    /// A mistake has lost nothing, or its right way something; a client breaks a promise.
+    /// A program with a mistake lost no write, or one without lost some; or a client breaks a promise.
     pub(crate) const NO: u8 = 1;
     pub(crate) const USAGE: u8 = 64;
     /// A play itself has failed.

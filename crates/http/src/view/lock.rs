@@ -48,7 +48,7 @@ pub struct HoldView {
     pub mode: Mode,
     /// Whether the hold also covers all names below its own.
     pub subtree: bool,
-    /// `held`; `revoked`: a break has asked the holder to stop, which still holds the lock; `closed`: the
+    /// `held`; `revoked`: still held, but a break has asked its holder to stop; `closed`: the
     /// hold has ended, and keeps the lock closed for some time.
     pub state: HoldStateView,
     /// Of a permit: its slot, from 0.
