@@ -132,13 +132,13 @@ pub(crate) struct Shared {
 struct BridgeState {
     calls: HashMap<u32, AbortHandle>,
     holds: HashMap<u32, KeptHold>,
-    commands: HashMap<u32, oneshot::Sender<CommandReply>>,
+    commands: HashMap<u32, oneshot::Sender<CommandResult>>,
     /// The number of the next hold or command.
     next: u32,
 }
 
 /// The reply to a command: the error's text, if it failed.
-type CommandReply = Result<redis::Value, String>;
+type CommandResult = Result<redis::Value, String>;
 
 /// A hold; `None` once it is being released.
 pub(crate) type SharedHold = Arc<RwLock<Option<AnyHold>>>;
@@ -184,7 +184,7 @@ impl Shared {
     }
 
     /// Runs a command on a connection of JavaScript.
-    pub(crate) async fn command(&self, connection: u32, words: Vec<Vec<u8>>) -> CommandReply {
+    pub(crate) async fn command(&self, connection: u32, words: Vec<Vec<u8>>) -> CommandResult {
         let (sender, reply) = oneshot::channel();
         let command = {
             let mut state = self.state();
