@@ -12,24 +12,8 @@ use crate::TaskResult;
 use crate::api;
 use crate::features::{self, Targets};
 use crate::needs::DENY;
-use crate::packages::COMMAND;
+use crate::packages::{COMMAND, LIBRARY};
 use crate::process::{cargo, run};
-
-/// Features of the library that are checked alone; the empty one stands for none.
-const LIBRARY_FEATURES: [&str; 12] = [
-    "",
-    "dynamodb",
-    "etcd",
-    "etcd-tls",
-    "file",
-    "service",
-    "opentelemetry",
-    "redis-tls",
-    "postgres-tls",
-    "sqlite",
-    "zookeeper",
-    "zookeeper-tls",
-];
 
 /// One check of `verify`. They run in this order.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -100,7 +84,7 @@ fn check(part: Part) -> TaskResult {
             Targets::of(&[])?.choose_all(&mut cargo);
             run(cargo.args(["--", "-D", "warnings"]))
         }
-        Part::Features => LIBRARY_FEATURES.into_iter().try_for_each(|feature| {
+        Part::Features => library_features()?.iter().try_for_each(|feature| {
             let mut cargo = cargo();
             cargo.args([
                 "clippy",
@@ -119,6 +103,15 @@ fn check(part: Part) -> TaskResult {
             run(cargo().args(["deny", "--workspace", "--locked", "check", "licenses", "bans", "sources"]))
         }
     }
+}
+
+/// The library's features, each of which is checked alone; the empty one stands for none.
+fn library_features() -> TaskResult<Vec<String>> {
+    let metadata = features::metadata()?;
+    let library = metadata.packages.iter().filter(|package| package.name.as_str() == LIBRARY);
+    let features = library.flat_map(|package| package.features.keys().cloned());
+    let alone = features.filter(|feature| feature != "default");
+    Ok(std::iter::once(String::new()).chain(alone).collect())
 }
 
 /// Compares the public API with its text, then builds the docs in two runs. The library and the command are

@@ -80,9 +80,11 @@ async fn changes_of_users_and_of_required_logins_end_no_hold() {
     root(&["auth", "disable"]);
     until_renewed(&held).await;
     let early = Locks::connect(&ana).await.expect("a login that is not required");
-    let free = early.mutex("y").acquire().await.unwrap();
+    let free = early.mutex("y").ttl(TTL).acquire().await.unwrap();
     etcd.cli(&["auth", "enable"]);
     until_renewed(&held).await;
+    // A login takes seconds on a busy machine, longer than a release waits for it.
+    until_renewed(&free).await;
     free.release().await.unwrap();
     held.release().await.unwrap();
     waiting.await.unwrap().unwrap().release().await.unwrap();
