@@ -41,7 +41,7 @@ impl CallAnswer {
     }
 }
 
-/// What an event loop is told. `lib/bridge.cjs` has the same list.
+/// A message to an event loop. `lib/bridge.cjs` has the same list of kinds.
 pub(crate) enum Completion {
     Ended {
         call: u32,
@@ -251,7 +251,7 @@ impl Bridge {
     pub fn reply(&self, command: u32, error: Option<String>, reply: crate::fences::redis::CommandReply) {
         let waiting = self.shared.state().commands.remove(&command);
         if let Some(waiting) = waiting {
-            // Nobody waits if the call was cancelled.
+            // Fails only if the call was cancelled.
             let _ = waiting.send(error.map_or(Ok(reply.0), Err));
         }
     }
@@ -319,7 +319,7 @@ impl Bridge {
         self.shared.state().holds.get(&hold).map(|held| held.hold.clone())
     }
 
-    /// Takes a hold off the list, for its release. Its loss is not told from then on.
+    /// Removes a hold, for its release. From then on JavaScript gets no message about its loss.
     pub(crate) fn take_hold(&self, hold: u32) -> Option<SharedHold> {
         let held = self.shared.state().holds.remove(&hold)?;
         held.watch.abort();

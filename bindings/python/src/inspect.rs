@@ -1,4 +1,4 @@
-//! What operators see: holds, waiters, and tokens; and what they may end.
+//! Operators' calls: inspect, list, watch and break holds; check a token.
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ impl IntoObject for Converted<Vec<LockInfo>> {
     }
 }
 
-/// A word for what is, and the tokens of the live holds.
+/// The status of a token in a word, and the tokens of the live holds.
 impl IntoObject for Converted<(&'static str, Vec<Token>)> {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let (word, live) = self.0;

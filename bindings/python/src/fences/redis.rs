@@ -90,7 +90,7 @@ pub(crate) enum Reply<'py> {
     Replied((Bound<'py, PyAny>,)),
 }
 
-/// What comes next: a command to send, or the end of the call.
+/// A command to send, or the result of the call.
 type Step = (Option<Vec<Py<PyBytes>>>, Option<Py<PyAny>>);
 
 #[pymethods]

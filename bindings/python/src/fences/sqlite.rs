@@ -23,7 +23,7 @@ fn statement(change: Change) -> Statement {
     }
 }
 
-/// Applies the rule to the rows: what is to be written.
+/// Decides on a token by the rows of its resource. Returns the statements that write the new marks.
 #[pyfunction]
 pub(crate) fn sqlite_fence_pass(
     resource: &str,
