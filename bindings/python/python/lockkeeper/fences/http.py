@@ -16,7 +16,22 @@ from __future__ import annotations
 
 import asyncio
 from os import PathLike, fspath
-from typing import Any, Awaitable, Callable, Dict, Iterable, Iterator, MutableMapping, NamedTuple, Optional, Union
+from typing import (
+    Any,
+    Awaitable,
+    Callable,
+    Dict,
+    Generic,
+    Iterable,
+    Iterator,
+    List,
+    MutableMapping,
+    NamedTuple,
+    Optional,
+    Tuple,
+    TypeVar,
+    Union,
+)
 from urllib.parse import quote
 
 from .. import _lockkeeper
@@ -54,17 +69,20 @@ class Fence:
 ResourceBy = Callable[[MutableMapping[str, Any]], str]
 
 
+_App = TypeVar("_App")
+
+
 def _fenced(admitted: _lockkeeper.HttpPass) -> Fenced:
     mode: Any = admitted.mode
     return Fenced(admitted.resource, admitted.action, admitted.token, mode, admitted.slot)
 
 
-class ASGIMiddleware:
-    """An ASGI app behind a fence. ``guarded``: the methods that need a token (else: all but reads)."""
+class _Middleware(Generic[_App]):
+    """An app behind a fence. ``guarded``: the methods that need a token (else: all but reads)."""
 
     def __init__(
         self,
-        app: Callable[..., Awaitable[None]],
+        app: _App,
         *,
         fence: Fence,
         guarded: Optional[Iterable[str]] = None,
@@ -72,6 +90,23 @@ class ASGIMiddleware:
     ) -> None:
         self._app, self._fence, self._resource_by = app, fence, resource_by
         self._guarded = None if guarded is None else frozenset(guarded)
+
+    def _admit(
+        self, method: str, path: bytes, headers: List[Tuple[bytes, bytes]], request: MutableMapping[str, Any], *place: Any
+    ) -> Any:
+        """Asks the fence. Only ASGI has a ``place`` in its event loop for the answer."""
+        return self._fence._native.admit(
+            method.encode(),
+            path,
+            headers,
+            None if self._guarded is None else method in self._guarded,
+            None if self._resource_by is None else self._resource_by(request),
+            *place,
+        )
+
+
+class ASGIMiddleware(_Middleware[Callable[..., Awaitable[None]]]):
+    """An ASGI app behind a fence. ``guarded``: the methods that need a token (else: all but reads)."""
 
     async def __call__(
         self,
@@ -84,15 +119,9 @@ class ASGIMiddleware:
             return
         loop = asyncio.get_running_loop()
         result: asyncio.Future[Any] = loop.create_future()
-        method: str = scope["method"]
-        self._fence._native.admit(
-            method.encode(),
-            scope.get("raw_path") or quote(scope["path"]).encode(),
-            [(name, value) for name, value in scope["headers"] if name.startswith(b"fencing-")],
-            None if self._guarded is None else method in self._guarded,
-            None if self._resource_by is None else self._resource_by(scope),
-            (_bridge(loop), result),
-        )
+        path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+        headers = [(name, value) for name, value in scope["headers"] if name.startswith(b"fencing-")]
+        self._admit(scope["method"], path, headers, scope, (_bridge(loop), result))
         admitted = await result
         if isinstance(admitted, tuple):
             status, headers, body = admitted
@@ -123,31 +152,14 @@ class ASGIMiddleware:
             admitted.end()
 
 
-class WSGIMiddleware:
+class WSGIMiddleware(_Middleware[Callable[..., Iterable[bytes]]]):
     """A WSGI app behind a fence. ``guarded``: the methods that need a token (else: all but reads)."""
 
-    def __init__(
-        self,
-        app: Callable[..., Iterable[bytes]],
-        *,
-        fence: Fence,
-        guarded: Optional[Iterable[str]] = None,
-        resource_by: Optional[ResourceBy] = None,
-    ) -> None:
-        self._app, self._fence, self._resource_by = app, fence, resource_by
-        self._guarded = None if guarded is None else frozenset(guarded)
-
     def __call__(self, environ: Dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        method: str = environ["REQUEST_METHOD"]
         names = [(name, "HTTP_" + name.upper().replace("-", "_")) for name in _HEADERS]
         path = (environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")).encode("latin-1")
-        admitted = self._fence._native.admit(
-            method.encode(),
-            quote(path).encode() or b"/",
-            [(name.encode(), environ[key].encode("latin-1")) for name, key in names if key in environ],
-            None if self._guarded is None else method in self._guarded,
-            None if self._resource_by is None else self._resource_by(environ),
-        )
+        headers = [(name.encode(), environ[key].encode("latin-1")) for name, key in names if key in environ]
+        admitted = self._admit(environ["REQUEST_METHOD"], quote(path).encode() or b"/", headers, environ)
         if admitted is None:
             return self._app(environ, start_response)
         if isinstance(admitted, tuple):
