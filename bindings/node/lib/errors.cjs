@@ -50,6 +50,8 @@ define("FenceError", "FENCE");
 define("Stale", "STALE", classes.FenceError);
 define("Repeated", "REPEATED", classes.FenceError);
 define("NotFenced", "NOT_FENCED", classes.FenceError);
+define("EffectFailed", "EFFECT_FAILED", classes.FenceError);
+define("ConditionFailed", "CONDITION_FAILED", classes.FenceError);
 
 /** The error that the native module has described. */
 function described(json) {

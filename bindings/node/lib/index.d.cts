@@ -400,7 +400,7 @@ export class DoneTwice extends LockkeeperError {
 /** The lock was released before. */
 export class Released extends LockkeeperError {}
 
-/** A fence can't be used so. Nothing was done. */
+/** The base of the refusals of fences. */
 export class FenceError extends LockkeeperError {}
 
 /** The token is stale: a newer holder has been at the resource. Nothing was done. */
@@ -416,6 +416,15 @@ export class Repeated extends FenceError {
 
 /** The resource has no fence, or its mode or arguments are wrong. Nothing was done. */
 export class NotFenced extends FenceError {}
+
+/** The token passed, and one of the commands of the write failed: those before it took effect. */
+export class EffectFailed extends FenceError {
+  /** The number of commands that took effect. */
+  readonly done: number;
+}
+
+/** The token passed, but the caller's own condition did not hold. Nothing was done. */
+export class ConditionFailed extends FenceError {}
 
 /** The hold under which a section runs: a guard, or its fields in another process. */
 export interface Section {

@@ -12,16 +12,17 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use lockkeeper_bindings::{AnyHold, CallError, SharedHold};
 use napi::Status;
 use napi::bindgen_prelude::{Buffer, Function, Null, ToNapiValue, Undefined, sys};
 use napi::threadsafe_function::{ThreadsafeFunction, ThreadsafeFunctionCallMode, UnknownReturnValue};
 use napi_derive::napi;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{RwLock, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use crate::errors::{ErrorJson, NativeError};
-use crate::holds::{AnyHold, HoldFacts};
+use crate::errors::{ErrorJson, to_json};
+use crate::holds::HoldFacts;
 
 /// The result of a call.
 pub(crate) enum CallAnswer {
@@ -139,9 +140,6 @@ struct BridgeState {
 
 /// The reply to a command: the error's text, if it failed.
 type CommandResult = Result<redis::Value, String>;
-
-/// A hold; `None` once it is being released.
-pub(crate) type SharedHold = Arc<RwLock<Option<AnyHold>>>;
 
 struct KeptHold {
     hold: SharedHold,
@@ -262,7 +260,7 @@ impl Bridge {
     pub(crate) fn begin(
         &self,
         call: u32,
-        work: impl Future<Output = Result<CallAnswer, NativeError>> + Send + 'static,
+        work: impl Future<Output = Result<CallAnswer, CallError>> + Send + 'static,
     ) {
         let shared = self.shared.clone();
         // The task can't end before it is on the list: it needs this lock for that.
@@ -272,7 +270,7 @@ impl Bridge {
             if shared.ended(call).is_some() {
                 shared.push(match result {
                     Ok(answer) => Completion::Ended { call, answer },
-                    Err(error) => Completion::Failed { call, failure: error.into() },
+                    Err(error) => Completion::Failed { call, failure: to_json(error) },
                 });
             }
         });
@@ -283,7 +281,7 @@ impl Bridge {
     pub(crate) fn begin_hold(
         &self,
         call: u32,
-        work: impl Future<Output = Result<Option<AnyHold>, NativeError>> + Send + 'static,
+        work: impl Future<Output = Result<Option<AnyHold>, CallError>> + Send + 'static,
     ) {
         let shared = self.shared.clone();
         let mut state = self.shared.state();
@@ -294,10 +292,10 @@ impl Bridge {
             let hold = match acquired {
                 Ok(Some(hold)) => hold,
                 Ok(None) => return shared.push(Completion::Ended { call, answer: CallAnswer::Null }),
-                Err(error) => return shared.push(Completion::Failed { call, failure: error.into() }),
+                Err(error) => return shared.push(Completion::Failed { call, failure: to_json(error) }),
             };
-            let (lost, facts) = (hold.lost(), hold.facts());
-            let kept = Arc::new(RwLock::new(Some(hold)));
+            let (lost, facts) = (hold.lost(), HoldFacts::from(&hold));
+            let kept = SharedHold::new(hold);
             let hold = {
                 let mut state = shared.state();
                 let hold = state.number();
@@ -306,9 +304,8 @@ impl Bridge {
             };
             shared.push(Completion::Held { call, hold, facts });
             lost.cancelled().await;
-            let why = kept.read().await.as_ref().and_then(AnyHold::loss);
-            if let Some(why) = why {
-                shared.push(Completion::Lost { hold, failure: NativeError::Lost(why).into() });
+            if let Some(why) = kept.loss().await {
+                shared.push(Completion::Lost { hold, failure: to_json(why.into()) });
             }
         });
         state.calls.insert(call, task.abort_handle());

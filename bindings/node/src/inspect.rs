@@ -7,12 +7,13 @@ use base64::engine::general_purpose::STANDARD;
 use lockkeeper::{
     BreakOrder, Broken, HolderInfo, HolderState, LockInfo, LockName, Token, TokenStatus, WaiterInfo,
 };
+use lockkeeper_bindings::with;
 use napi_derive::napi;
 use serde_json::{Map, Value, json};
 
 use crate::bridge::{Bridge, CallAnswer};
-use crate::errors::NativeError;
-use crate::locks::{Kinds, NativeLocks, with};
+use crate::locks::NativeLocks;
+use crate::options::token_of;
 
 fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
@@ -73,16 +74,6 @@ fn waiter(waiter: &WaiterInfo) -> Value {
     })
 }
 
-/// A token that JavaScript has given.
-fn token(value: f64) -> Result<Token, NativeError> {
-    let whole = (value.fract() == 0.0 && value >= 1.0).then_some(value as u64);
-    whole.and_then(Token::new).ok_or_else(|| NativeError::Option {
-        option: "token",
-        value: value.to_string(),
-        allowed: "give a token: 1 to 2^53 - 1",
-    })
-}
-
 #[napi]
 impl Bridge {
     #[napi]
@@ -107,7 +98,7 @@ impl Bridge {
     pub fn check_token(&self, call: u32, locks: &NativeLocks, name: String, token: f64) {
         let locks = locks.0.clone();
         self.begin(call, async move {
-            let token = self::token(token)?;
+            let token = token_of(token)?;
             let (status, live) = match with!(locks, locks => locks.check_token(name, token).await)? {
                 TokenStatus::Current => ("current", vec![token]),
                 TokenStatus::NotCurrent { live } => ("not-current", live),
@@ -132,7 +123,7 @@ impl Bridge {
         let locks = locks.0.clone();
         self.begin(call, async move {
             let name = LockName::parse(&name).map_err(lockkeeper::AcquireError::from)?;
-            let order = BreakOrder { name, token: self::token(token)?, reason, by, now };
+            let order = BreakOrder { name, token: token_of(token)?, reason, by, now };
             let (result, live) = match with!(locks, locks => locks.break_hold(order).await)? {
                 Broken::NotCurrent { live } => ("not-current", live),
                 Broken::StillClosed => ("still-closed", Vec::new()),

@@ -8,7 +8,7 @@
 //! - `bridge.rs`: how calls run, and how their results reach an event loop
 //! - `locks.rs`, `holds.rs`, `recipes.rs`, `records.rs`, `inspect.rs`: what can be called
 //! - `options.rs`: the options of a lock
-//! - `errors.rs`: Rust's errors, for `lib/errors.cjs`
+//! - `errors.rs`: errors, for `lib/errors.cjs`
 //! - `fences/`: the Rust fences on the connections of JavaScript
 #![allow(unreachable_pub, reason = "napi exports `pub` items only")]
 

@@ -4,19 +4,17 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use lockkeeper::{Fenced, Leader, Unfenced};
+use lockkeeper::Leader;
+use lockkeeper_bindings::{AnyMember, CallError};
 use napi::bindgen_prelude::Uint8Array;
 use napi_derive::napi;
 use serde_json::json;
 use tokio::sync::Mutex;
 
 use crate::bridge::{Bridge, CallAnswer, within};
-use crate::errors::{NativeError, throw};
-use crate::holds::AnyHold;
-use crate::locks::{Kinds, NativeLocks, with};
-use crate::options::{LockOptions, OptionsOf, milliseconds};
-
-type AnyMember = Kinds<lockkeeper::PartitionMember<Unfenced>, lockkeeper::PartitionMember<Fenced>>;
+use crate::errors::throw;
+use crate::locks::NativeLocks;
+use crate::options::{OptionsOf, milliseconds};
 
 /// The leaders of an election.
 #[napi(js_name = "LeaderWatch")]
@@ -55,20 +53,8 @@ impl Bridge {
         value: Uint8Array,
         options: OptionsOf,
     ) -> napi::Result<()> {
-        let options = LockOptions::try_from(options).map_err(throw)?;
-        let (locks, value) = (locks.0.clone(), value.to_vec());
-        self.begin_hold(call, async move {
-            Ok(Some(match locks {
-                Kinds::Plain(locks) => {
-                    let election = locks.election(name).with(|lock| options.on(lock));
-                    AnyHold::Plain(election.campaign(value).await?)
-                }
-                Kinds::Fenced(locks) => {
-                    let election = locks.election(name).with(|lock| options.on(lock));
-                    AnyHold::Fenced(election.campaign(value).await?)
-                }
-            }))
-        });
+        let (options, locks, value) = (options.checked()?, locks.0.clone(), value.to_vec());
+        self.begin_hold(call, async move { locks.campaign(name, value, &options).await.map(Some) });
         Ok(())
     }
 
@@ -76,16 +62,13 @@ impl Bridge {
     #[napi]
     pub fn leader(&self, call: u32, locks: &NativeLocks, name: String) {
         let locks = locks.0.clone();
-        self.begin(call, async move {
-            let leader = with!(locks, locks => locks.election(name).leader().await);
-            Ok(shown(leader?))
-        });
+        self.begin(call, async move { Ok(shown(locks.leader(name).await?)) });
     }
 
     /// The leaders, one after another.
     #[napi]
     pub fn observe(&self, locks: &NativeLocks, name: String) -> Leaders {
-        let watch = within(|| with!(&locks.0, locks => locks.election(name).observe()));
+        let watch = within(|| locks.0.observe(&name));
         Leaders(Arc::new(Mutex::new(watch)))
     }
 
@@ -106,19 +89,9 @@ impl Bridge {
         count: u32,
         options: OptionsOf,
     ) -> napi::Result<()> {
-        let options = LockOptions::try_from(options).map_err(throw)?;
-        let locks = locks.0.clone();
+        let (options, locks) = (options.checked()?, locks.0.clone());
         self.begin(call, async move {
-            let member = match locks {
-                Kinds::Plain(locks) => {
-                    let group = locks.partitions(name, count).with(move |lock| options.on(lock));
-                    Kinds::Plain(group.join().await?)
-                }
-                Kinds::Fenced(locks) => {
-                    let group = locks.partitions(name, count).with(move |lock| options.on(lock));
-                    Kinds::Fenced(group.join().await?)
-                }
-            };
+            let member = locks.join(name, count, options).await?;
             Ok(CallAnswer::object(NativeMember(Arc::new(Mutex::new(Some(member))))))
         });
         Ok(())
@@ -131,17 +104,7 @@ impl Bridge {
         let member = member.0.clone();
         self.begin_hold(call, async move {
             let mut member = member.lock().await;
-            let member = member.as_mut().ok_or(NativeError::Released)?;
-            let next = async {
-                Ok::<_, NativeError>(match member {
-                    Kinds::Plain(member) => AnyHold::PlainPartition(member.next().await?),
-                    Kinds::Fenced(member) => AnyHold::FencedPartition(member.next().await?),
-                })
-            };
-            match limit {
-                None => next.await.map(Some),
-                Some(limit) => tokio::time::timeout(limit, next).await.ok().transpose(),
-            }
+            member.as_mut().ok_or(CallError::Released)?.next(limit).await
         });
         Ok(())
     }
@@ -151,8 +114,7 @@ impl Bridge {
     pub fn leave(&self, call: u32, member: &NativeMember) {
         let member = member.0.clone();
         self.begin(call, async move {
-            let member = member.lock().await.take().ok_or(NativeError::Released)?;
-            with!(member, member => member.leave().await)?;
+            member.lock().await.take().ok_or(CallError::Released)?.leave().await?;
             Ok(CallAnswer::Nothing)
         });
     }

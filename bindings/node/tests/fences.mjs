@@ -11,7 +11,7 @@ import makeExpress from "express";
 import makeFastify from "fastify";
 import { Redis } from "ioredis";
 import pg from "pg";
-import { connect, FenceError, NotFenced, Repeated, Stale } from "lockkeeper";
+import { connect, EffectFailed, FenceError, NotFenced, Repeated, Stale } from "lockkeeper";
 import { DynamoDbFence } from "lockkeeper/fences/dynamodb";
 import { express, fastify } from "lockkeeper/fences/http";
 import { RedisFence, key } from "lockkeeper/fences/ioredis";
@@ -93,17 +93,20 @@ test("Redis: check and commands are one step", async () => {
   const next = { token: held.token + 1 };
   assert.deepEqual(await fence.once(name, next, [["INCR", key(name)]]), [13]);
   await assert.rejects(fence.once(name, next, [["INCR", key(name)]]), Repeated);
-  await assert.rejects(fence.write(name, next, [["FLUSHALL"]]), { name: "FenceError", message: /FLUSHALL/ });
+  await assert.rejects(fence.write(name, next, [["FLUSHALL"]]), { name: "NotFenced", message: /FLUSHALL/ });
   await assert.rejects(
     fence.write(name, next, [
       ["INCR", key("no:number")],
       ["LPUSH", key(name), 1],
     ]),
-    /LPUSH/,
+    (error) => {
+      assert.deepEqual([error.code, error.done], ["EFFECT_FAILED", 1]);
+      return error instanceof EffectFailed && /LPUSH/.test(error.message);
+    },
   );
   await fence.enter("both", seven);
   await redis.config("SET", "maxmemory-policy", "allkeys-lru");
-  await assert.rejects(RedisFence.connect(redis), { name: "FenceError", message: /noeviction/ });
+  await assert.rejects(RedisFence.connect(redis), { name: "NotFenced", message: /noeviction/ });
   await RedisFence.connect(redis, { trustsNoEviction: true });
   await redis.config("SET", "maxmemory-policy", "noeviction");
   redis.disconnect();

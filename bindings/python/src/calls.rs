@@ -11,13 +11,13 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lockkeeper::LossCause;
+use lockkeeper_bindings::CallError;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pyo3::prelude::*;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::errors::{self, CallError};
+use crate::errors::{self, exception};
 use crate::process::{self, Owned};
 
 /// How often a thread that waits looks for signals.
@@ -62,7 +62,7 @@ fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = Result<T, CallErro
             runtime.block_on(async { tokio::time::timeout(SIGNALS_EVERY, future.as_mut()).await })
         });
         match ended {
-            Ok(result) => return result.map_err(PyErr::from),
+            Ok(result) => return result.map_err(exception),
             Err(_) => {
                 py.check_signals()?;
                 // Raises what another thread has set for this one (`PyThreadState_SetAsyncExc`): the time
@@ -167,7 +167,7 @@ fn complete<T: IntoObject>(future: &Bound<'_, PyAny>, answer: Result<T, CallErro
     if future.call_method0("done")?.is_truthy()? {
         return Ok(());
     }
-    match answer.map_err(PyErr::from).and_then(|answer| answer.into_object(py)) {
+    match answer.map_err(exception).and_then(|answer| answer.into_object(py)) {
         Ok(answer) => future.call_method1("set_result", (answer,))?,
         Err(error) => future.call_method1("set_exception", (error.into_value(py),))?,
     };
@@ -231,9 +231,4 @@ impl Lost {
     fn __bool__(&self) -> PyResult<bool> {
         self.is_set()
     }
-}
-
-/// The name of a cause, for Python.
-pub(crate) fn cause(cause: Option<LossCause>) -> Option<&'static str> {
-    cause.map(LossCause::as_str)
 }

@@ -6,13 +6,15 @@ use lockkeeper::{
     BackendError, BreakOrder, Broken, HolderInfo, HolderState, LockInfo, LockName, Token, TokenStatus,
     WaiterInfo, WatchEvent,
 };
+use lockkeeper_bindings::with;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use tokio::sync::Mutex;
 
 use crate::calls::{InLoop, IntoObject, call};
-use crate::errors::CallError;
-use crate::locks::{Either, NativeLocks, with};
+use crate::errors::exception;
+use crate::locks::NativeLocks;
+use crate::options::token;
 use crate::process::Owned;
 
 /// The fields of `lockkeeper/_info.py`, by name.
@@ -142,7 +144,7 @@ pub(crate) fn check_token(
     token: u64,
     place: Option<InLoop<'_>>,
 ) -> PyResult<Py<PyAny>> {
-    let (locks, token) = (locks.0.get()?.clone(), crate::fences::token(token)?);
+    let (locks, token) = (locks.0.get()?.clone(), self::token(token)?);
     call(py, place, async move {
         Ok(Converted(match with!(locks, locks => locks.check_token(&name, token).await)? {
             TokenStatus::Current => ("current", Vec::new()),
@@ -166,7 +168,7 @@ pub(crate) fn break_hold(
     now: bool,
     place: Option<InLoop<'_>>,
 ) -> PyResult<Py<PyAny>> {
-    let (locks, token) = (locks.0.get()?.clone(), crate::fences::token(token)?);
+    let (locks, token) = (locks.0.get()?.clone(), self::token(token)?);
     call(py, place, async move {
         let name = LockName::parse(&name).map_err(BackendError::from)?;
         let order = BreakOrder { name, token, reason, by, now };
@@ -184,7 +186,7 @@ pub(crate) fn break_hold(
 pub(crate) fn watch(locks: &NativeLocks, prefix: Option<&str>) -> PyResult<NativeWatch> {
     let locks = locks.0.get()?;
     let watch = crate::process::within(|| with!(locks, locks => locks.watch(prefix)))?;
-    Ok(NativeWatch(Owned::new(Arc::new(Mutex::new(watch.map_err(CallError::from)?)))))
+    Ok(NativeWatch(Owned::new(Arc::new(Mutex::new(watch.map_err(exception)?)))))
 }
 
 /// A watch, until it is garbage.

@@ -9,7 +9,7 @@
 //! - `inspect.rs`: what operators see and end
 //! - `options.rs`: the options of a lock
 //! - `calls.rs`: how a call waits, on a thread or in an event loop
-//! - `errors.rs`: Rust's errors as the exceptions of `lockkeeper/_errors.py`
+//! - `errors.rs`: errors as the exceptions of `lockkeeper/_errors.py`
 //! - `process.rs`: the runtime, and forks
 //! - `events.rs`: the library's log events, for `logging`
 //! - `fences/`: what Python's fences have from the Rust ones
@@ -37,6 +37,7 @@ mod _lockkeeper {
     #[pymodule_export]
     use crate::fences::{
         dynamodb::{DynamoDbRequest, dynamodb_content, dynamodb_request, dynamodb_reset},
+        fence_token,
         http::{HttpPass, NativeHttpFence},
         postgres_fence_grants, postgres_fence_sql,
         redis::{NativeRedisFence, RedisCall, redis_fence},

@@ -1,51 +1,20 @@
 //! Clients and locks.
 
-use std::time::Duration;
-
-use lockkeeper::{Fenced, Unfenced};
+use lockkeeper_bindings::{AnyLock, AnyLocks, Kinds};
 use pyo3::prelude::*;
 
 use crate::calls::{InLoop, IntoObject, call};
-use crate::errors::{self, CallError};
-use crate::guard::AnyHold;
+use crate::errors::exception;
 use crate::options::{Options, WaitOption, seconds};
 use crate::process::Owned;
-
-/// One of two types, of locks without tokens and of fenced ones.
-#[derive(Clone)]
-pub(crate) enum Either<P, F> {
-    Plain(P),
-    Fenced(F),
-}
-
-pub(crate) type AnyLocks = Either<lockkeeper::Locks<Unfenced>, lockkeeper::Locks<Fenced>>;
-type AnyLock = Either<lockkeeper::Lock<Unfenced>, lockkeeper::Lock<Fenced>>;
-
-macro_rules! each {
-    ($either:expr, $it:ident => $do:expr) => {
-        match $either {
-            Either::Plain($it) => Either::Plain($do),
-            Either::Fenced($it) => Either::Fenced($do),
-        }
-    };
-}
-macro_rules! with {
-    ($either:expr, $it:ident => $do:expr) => {
-        match $either {
-            Either::Plain($it) => $do,
-            Either::Fenced($it) => $do,
-        }
-    };
-}
-pub(crate) use with;
 
 /// A client of a lock service.
 #[pyclass(frozen, name = "Locks")]
 pub(crate) struct NativeLocks(pub(crate) Owned<AnyLocks>);
 
-impl IntoObject for lockkeeper::Locks {
+impl IntoObject for AnyLocks {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        Ok(Py::new(py, NativeLocks(Owned::new(Either::Plain(self))))?.into_any())
+        Ok(Py::new(py, NativeLocks(Owned::new(self)))?.into_any())
     }
 }
 
@@ -58,13 +27,7 @@ pub(crate) fn connect(
     label: Option<String>,
     place: Option<InLoop<'_>>,
 ) -> PyResult<Py<PyAny>> {
-    call(py, place, async move {
-        let connected = match label {
-            Some(label) => lockkeeper::Locks::connect_as(&url, &label).await,
-            None => lockkeeper::Locks::connect(&url).await,
-        };
-        connected.map_err(CallError::from)
-    })
+    call(py, place, async move { Ok(AnyLocks::connect(&url, label.as_deref()).await?) })
 }
 
 /// A number of closed clients, and of those that are left.
@@ -78,72 +41,65 @@ impl IntoObject for lockkeeper::ShutdownReport {
 impl NativeLocks {
     /// The same client, whose holds have tokens.
     fn fenced(&self) -> PyResult<Self> {
-        let fenced = match self.0.get()?.clone() {
-            Either::Plain(locks) => locks.fenced().map_err(|error| errors::unsupported(&error))?,
-            Either::Fenced(locks) => locks,
-        };
-        Ok(Self(Owned::new(Either::Fenced(fenced))))
+        Ok(Self(Owned::new(self.0.get()?.fenced().map_err(exception)?)))
     }
 
     #[getter]
     fn is_fenced(&self) -> PyResult<bool> {
-        Ok(matches!(self.0.get()?, Either::Fenced(_)))
+        Ok(matches!(self.0.get()?, Kinds::Fenced(_)))
     }
 
     /// What the lock service can do: name, and whether it can.
     fn abilities(&self) -> PyResult<Vec<(&'static str, bool)>> {
-        Ok(with!(self.0.get()?, locks => locks.capabilities().abilities().to_vec()))
+        Ok(self.0.get()?.capabilities().abilities().to_vec())
     }
 
     /// The promises: number, name, and how it is kept.
     fn promises(&self) -> PyResult<Vec<(usize, &'static str, String)>> {
-        let promises = with!(self.0.get()?, locks => locks.capabilities().promises);
-        Ok(promises.list().into_iter().map(|(number, name, kept)| (number, name, kept.to_string())).collect())
+        let promises = self.0.get()?.capabilities().promises.list();
+        Ok(promises.into_iter().map(|(number, name, kept)| (number, name, kept.to_string())).collect())
     }
 
     fn mutex(&self, name: &str, options: Options) -> PyResult<NativeLock> {
-        self.lock(each!(self.0.get()?, locks => options.on(locks.mutex(name))?))
+        self.lock(|locks| Ok(locks.mutex(name, &options.checked()?)))
     }
 
     fn read(&self, name: &str, options: Options) -> PyResult<NativeLock> {
-        self.lock(each!(self.0.get()?, locks => options.on(locks.rw(name).read())?))
+        self.lock(|locks| Ok(locks.read(name, &options.checked()?)))
     }
 
     fn write(&self, name: &str, options: Options) -> PyResult<NativeLock> {
-        self.lock(each!(self.0.get()?, locks => options.on(locks.rw(name).write())?))
+        self.lock(|locks| Ok(locks.write(name, &options.checked()?)))
     }
 
     fn semaphore(&self, name: &str, permits: Option<u32>, options: Options) -> PyResult<NativeLock> {
-        self.lock(match permits {
-            Some(permits) => each!(self.0.get()?, locks => options.on(locks.semaphore(name, permits))?),
-            None => each!(self.0.get()?, locks => options.on(locks.semaphore_in_force(name))?),
-        })
+        self.lock(|locks| Ok(locks.semaphore(name, permits, &options.checked()?)))
     }
 
     fn all(&self, names: Vec<String>, options: Options) -> PyResult<NativeLock> {
-        self.lock(each!(self.0.get()?, locks => options.on(locks.all(&names))?))
+        self.lock(|locks| Ok(locks.all(&names, &options.checked()?)))
     }
 
     fn rate(&self, name: &str, count: u32, per: f64, options: Options) -> PyResult<NativeLock> {
         let per = seconds("per", per)?;
-        self.lock(each!(self.0.get()?, locks => options.on(locks.rate(name, count, per))?))
+        self.lock(|locks| Ok(locks.rate(name, count, per, &options.checked()?)))
     }
 
     fn striped(&self, name: &str, stripes: u32, key: Vec<u8>, options: Options) -> PyResult<NativeLock> {
-        self.lock(each!(self.0.get()?, locks => options.on(locks.striped(name, stripes).for_key(&key))?))
+        self.lock(|locks| Ok(locks.striped(name, stripes, &key, &options.checked()?)))
     }
 
     /// Ends the client's sessions, which releases its holds.
     #[pyo3(signature = (limit, place=None))]
     fn shutdown(&self, py: Python<'_>, limit: f64, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
-        let (locks, limit): (_, Duration) = (self.0.get()?.clone(), seconds("limit", limit)?);
-        call(py, place, async move { Ok(with!(locks, locks => locks.shutdown(limit).await)) })
+        let (locks, limit) = (self.0.get()?.clone(), seconds("limit", limit)?);
+        call(py, place, async move { Ok(locks.shutdown(limit).await) })
     }
 }
 
 impl NativeLocks {
-    fn lock(&self, lock: AnyLock) -> PyResult<NativeLock> {
-        Ok(NativeLock(Owned::new(lock)))
+    fn lock(&self, make: impl FnOnce(&AnyLocks) -> PyResult<AnyLock>) -> PyResult<NativeLock> {
+        Ok(NativeLock(Owned::new(make(self.0.get()?)?)))
     }
 }
 
@@ -160,28 +116,14 @@ impl NativeLock {
         wait: Option<WaitOption>,
         place: Option<InLoop<'_>>,
     ) -> PyResult<Py<PyAny>> {
-        let mut lock = self.0.get()?.clone();
-        if let Some(wait) = wait {
-            let wait = wait.to_wait()?;
-            lock = each!(lock, lock => lock.wait(wait));
-        }
-        call(py, place, async move {
-            Ok(match lock {
-                Either::Plain(lock) => AnyHold::Plain(lock.acquire().await?),
-                Either::Fenced(lock) => AnyHold::Fenced(lock.acquire().await?),
-            })
-        })
+        let lock = self.0.get()?.clone().wait(wait.map(WaitOption::to_wait).transpose()?);
+        call(py, place, async move { Ok(lock.acquire().await?) })
     }
 
     /// Acquires the lock if it is free; else `None`.
     #[pyo3(signature = (place=None))]
     fn try_acquire(&self, py: Python<'_>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
         let lock = self.0.get()?.clone();
-        call(py, place, async move {
-            Ok(match lock {
-                Either::Plain(lock) => lock.try_acquire().await?.map(AnyHold::Plain),
-                Either::Fenced(lock) => lock.try_acquire().await?.map(AnyHold::Fenced),
-            })
-        })
+        call(py, place, async move { Ok(lock.try_acquire().await?) })
     }
 }

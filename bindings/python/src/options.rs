@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use lockkeeper::{Kind, Lock, Wait};
+use lockkeeper::{Token, Wait};
+use lockkeeper_bindings::{CallError, LockOptions};
 use pyo3::prelude::*;
 
-use crate::errors;
+use crate::errors::exception;
 
 /// The options that were given; see `lockkeeper/_options.py` for their meaning.
 #[derive(FromPyObject, Default)]
@@ -39,18 +40,18 @@ pub(crate) struct Options {
 }
 
 /// Whether to wait, or for how long.
-#[derive(FromPyObject)]
+#[derive(Clone, Copy, FromPyObject)]
 pub(crate) enum WaitOption {
     Bool(bool),
     Seconds(f64),
 }
 
 impl WaitOption {
-    pub(crate) fn to_wait(&self) -> PyResult<Wait> {
+    pub(crate) fn to_wait(self) -> PyResult<Wait> {
         Ok(match self {
             Self::Bool(true) => Wait::Forever,
             Self::Bool(false) => Wait::No,
-            Self::Seconds(limit) => Wait::For(seconds("wait", *limit)?),
+            Self::Seconds(limit) => Wait::For(seconds("wait", limit)?),
         })
     }
 }
@@ -59,46 +60,44 @@ impl WaitOption {
 ///
 /// # Errors
 /// It is negative, no number, or too large.
-pub(crate) fn seconds(option: &str, value: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(value)
-        .map_err(|_| errors::invalid_option(option, &value.to_string(), "give seconds, 0 or more"))
+pub(crate) fn seconds(option: &'static str, value: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(value).map_err(|_| {
+        let (value, allowed) = (value.to_string(), "give seconds, 0 or more");
+        exception(CallError::Option { option, value, allowed })
+    })
+}
+
+/// The number of a token.
+///
+/// # Errors
+/// `InvalidOption`: it is none.
+pub(crate) fn token(number: u64) -> PyResult<Token> {
+    Token::new(number).ok_or_else(|| {
+        let (option, value) = ("token", number.to_string());
+        let allowed = "give the token of the guard: 1 to 9007199254740991";
+        exception(CallError::Option { option, value, allowed })
+    })
 }
 
 impl Options {
     /// # Errors
     /// `InvalidOption`.
-    pub(crate) fn on<F: Kind>(&self, mut lock: Lock<F>) -> PyResult<Lock<F>> {
-        type Set<F> = fn(Lock<F>, Duration) -> Lock<F>;
-        let times: [(&str, Option<f64>, Set<F>); 8] = [
-            ("ttl", self.ttl, Lock::ttl),
-            ("max_hold", self.max_hold, Lock::max_hold),
-            ("min_hold", self.min_hold, Lock::min_hold),
-            ("keep_closed", self.keep_closed, Lock::keep_closed),
-            ("lock_delay", self.lock_delay, Lock::lock_delay),
-            ("linger", self.linger, Lock::linger),
-            ("min_validity", self.min_validity, Lock::min_validity),
-            ("grace", self.grace, Lock::grace),
-        ];
-        for (option, value, set) in times {
-            if let Some(value) = value {
-                lock = set(lock, seconds(option, value)?);
-            }
-        }
-        if self.renew == Some(false) {
-            lock = lock.no_renew();
-        }
-        if self.subtree == Some(true) {
-            lock = lock.subtree();
-        }
-        if let Some(wait) = &self.wait {
-            lock = lock.wait(wait.to_wait()?);
-        }
-        if let Some(value) = &self.value {
-            lock = lock.value(value.clone());
-        }
-        for (key, value) in &self.meta {
-            lock = lock.meta(key, value);
-        }
-        Ok(lock)
+    pub(crate) fn checked(self) -> PyResult<LockOptions> {
+        let time = |option, value: Option<f64>| value.map(|value| seconds(option, value)).transpose();
+        Ok(LockOptions {
+            ttl: time("ttl", self.ttl)?,
+            no_renew: self.renew == Some(false),
+            wait: self.wait.map(WaitOption::to_wait).transpose()?,
+            subtree: self.subtree == Some(true),
+            max_hold: time("max_hold", self.max_hold)?,
+            min_hold: time("min_hold", self.min_hold)?,
+            keep_closed: time("keep_closed", self.keep_closed)?,
+            lock_delay: time("lock_delay", self.lock_delay)?,
+            linger: time("linger", self.linger)?,
+            min_validity: time("min_validity", self.min_validity)?,
+            grace: time("grace", self.grace)?,
+            value: self.value,
+            meta: self.meta,
+        })
     }
 }

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
+use lockkeeper_bindings::{AnyMember, CallError};
 use pyo3::prelude::*;
 use tokio::sync::Mutex;
 
 use crate::calls::{InLoop, IntoObject, call};
-use crate::errors::CallError;
-use crate::guard::AnyHold;
-use crate::locks::{Either, NativeLocks, with};
+use crate::locks::NativeLocks;
 use crate::options::{Options, seconds};
 use crate::process::Owned;
 
@@ -21,11 +20,6 @@ impl IntoObject for LeaderNow {
         Ok(leader.into_pyobject(py)?.into_any().unbind())
     }
 }
-
-type AnyMember = Either<
-    lockkeeper::PartitionMember<lockkeeper::Unfenced>,
-    lockkeeper::PartitionMember<lockkeeper::Fenced>,
->;
 
 impl IntoObject for AnyMember {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
@@ -45,21 +39,8 @@ pub(crate) fn campaign(
     options: Options,
     place: Option<InLoop<'_>>,
 ) -> PyResult<Py<PyAny>> {
-    let locks = locks.0.get()?.clone();
-    // Checked here, since the election takes a function that can't fail.
-    with!(&locks, locks => drop(options.on(locks.mutex(&name))?));
-    call(py, place, async move {
-        Ok(match locks {
-            Either::Plain(locks) => {
-                let election = locks.election(name).with(|lock| options.on(lock.clone()).unwrap_or(lock));
-                AnyHold::Plain(election.campaign(value).await?)
-            }
-            Either::Fenced(locks) => {
-                let election = locks.election(name).with(|lock| options.on(lock.clone()).unwrap_or(lock));
-                AnyHold::Fenced(election.campaign(value).await?)
-            }
-        })
-    })
+    let (locks, options) = (locks.0.get()?.clone(), options.checked()?);
+    call(py, place, async move { locks.campaign(name, value, &options).await })
 }
 
 /// The leader now.
@@ -72,17 +53,14 @@ pub(crate) fn leader(
     place: Option<InLoop<'_>>,
 ) -> PyResult<Py<PyAny>> {
     let locks = locks.0.get()?.clone();
-    call(py, place, async move {
-        let leader = with!(locks, locks => locks.election(name).leader().await);
-        leader.map(LeaderNow).map_err(CallError::from)
-    })
+    call(py, place, async move { locks.leader(name).await.map(LeaderNow) })
 }
 
 /// The leaders, one after another.
 #[pyfunction]
 pub(crate) fn observe(locks: &NativeLocks, name: &str) -> PyResult<Leaders> {
     let locks = locks.0.get()?;
-    let watch = crate::process::within(|| with!(locks, locks => locks.election(name).observe()))?;
+    let watch = crate::process::within(|| locks.observe(name))?;
     Ok(Leaders(Owned::new(Arc::new(Mutex::new(watch)))))
 }
 
@@ -97,22 +75,8 @@ pub(crate) fn join_partitions(
     options: Options,
     place: Option<InLoop<'_>>,
 ) -> PyResult<Py<PyAny>> {
-    let locks = locks.0.get()?.clone();
-    with!(&locks, locks => drop(options.on(locks.mutex(&name))?));
-    call(py, place, async move {
-        Ok(match locks {
-            Either::Plain(locks) => {
-                let group = locks.partitions(name, count);
-                let group = group.with(move |lock| options.on(lock.clone()).unwrap_or(lock));
-                AnyMember::Plain(group.join().await?)
-            }
-            Either::Fenced(locks) => {
-                let group = locks.partitions(name, count);
-                let group = group.with(move |lock| options.on(lock.clone()).unwrap_or(lock));
-                AnyMember::Fenced(group.join().await?)
-            }
-        })
-    })
+    let (locks, options) = (locks.0.get()?.clone(), options.checked()?);
+    call(py, place, locks.join(name, count, options))
 }
 
 /// The leaders of an election.
@@ -146,17 +110,7 @@ impl NativeMember {
         let limit = timeout.map(|limit| seconds("timeout", limit)).transpose()?;
         call(py, place, async move {
             let mut member = member.lock().await;
-            let member = member.as_mut().ok_or(CallError::Released)?;
-            let next = async {
-                Ok::<_, CallError>(match member {
-                    Either::Plain(member) => AnyHold::PlainPartition(member.next().await?),
-                    Either::Fenced(member) => AnyHold::FencedPartition(member.next().await?),
-                })
-            };
-            match limit {
-                None => next.await.map(Some),
-                Some(limit) => tokio::time::timeout(limit, next).await.ok().transpose(),
-            }
+            member.as_mut().ok_or(CallError::Released)?.next(limit).await
         })
     }
 
@@ -166,7 +120,7 @@ impl NativeMember {
         let member = self.0.get()?.clone();
         call(py, place, async move {
             let member = member.lock().await.take().ok_or(CallError::Released)?;
-            with!(member, member => member.leave().await).map_err(CallError::from)
+            member.leave().await
         })
     }
 }

@@ -42,6 +42,8 @@ def test_redis(client: Any, own: str, name: str) -> None:
     fence.once(name, 2**50, ["SET", Key(name), b"\xff"])
     with pytest.raises(Repeated):
         fence.once(name, 2**50)
+    with pytest.raises(lockkeeper.InvalidOption, match=r"`token` is <.*Guard.*give the number: `guard\.token`"):
+        fence.enter(name, old)
     with pytest.raises(EffectFailed, match="WRONGTYPE") as failed:
         fence.write(name, 2**50, ["SET", Key(name + "/n"), 1], ["RPUSH", Key(name), "x"], ["DEL", Key(name)])
     assert failed.value.done == 1

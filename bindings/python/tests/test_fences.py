@@ -57,6 +57,8 @@ def test_modes_and_what_is_refused(name: str) -> None:
             postgres.once(connection, name, 8)
         with pytest.raises(NotFenced, match="not a token"):
             postgres.enter(connection, name, 0)
+        with pytest.raises(lockkeeper.InvalidOption, match=r"give the number: `guard\.token`"):
+            postgres.enter(connection, name, object())
         with pytest.raises(psycopg.errors.UndefinedTable):
             connection.execute("SELECT * FROM no_such_table")
 

@@ -58,7 +58,7 @@ class DynamoDbFence {
   }
 
   async once(resource, section, effect) {
-    await this.#pass("once", resource, section, effect);
+    await this.#pass("check_once", resource, section, effect);
   }
 }
 

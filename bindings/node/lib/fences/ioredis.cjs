@@ -63,7 +63,7 @@ class RedisFence {
   }
 
   async once(resource, section, commands) {
-    return this.#pass("once", resource, section, commands);
+    return this.#pass("check_once", resource, section, commands);
   }
 }
 

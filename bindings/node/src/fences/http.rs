@@ -1,20 +1,18 @@
 //! The HTTP fence, for servers of JavaScript.
 
-use std::time::Duration;
-
 use http::{Request, Response};
-use lockkeeper_fence::DurableMarks;
-use lockkeeper_fence::http::{Guarding, HttpFence, Pass, Rules, WAIT_DEFAULT, is_read};
+use lockkeeper_bindings::fences::{Admission, ServerFence, admit, http_fence};
+use lockkeeper_fence::http::{Pass, WAIT_DEFAULT};
 use napi_derive::napi;
 use serde_json::json;
 
 use crate::bridge::{Bridge, CallAnswer};
-use crate::errors::{NativeError, throw};
+use crate::errors::throw;
 use crate::options::milliseconds;
 
 /// A fence with its file of marks.
 #[napi(js_name = "HttpFence")]
-pub struct NativeHttpFence(HttpFence<DurableMarks>);
+pub struct NativeHttpFence(ServerFence);
 
 #[napi]
 impl NativeHttpFence {
@@ -22,10 +20,8 @@ impl NativeHttpFence {
     /// those with lower tokens, in milliseconds.
     #[napi(constructor)]
     pub fn new(path: String, wait: Option<f64>) -> napi::Result<Self> {
-        let wait: Duration =
-            wait.map_or(Ok(WAIT_DEFAULT), |wait| milliseconds("wait", wait)).map_err(throw)?;
-        let marks = DurableMarks::open(path).map_err(|error| throw(NativeError::Marks(error)))?;
-        Ok(Self(HttpFence::with(marks, Rules::default().wait_at_most(wait))))
+        let wait = wait.map_or(Ok(WAIT_DEFAULT), |wait| milliseconds("wait", wait)).map_err(throw)?;
+        http_fence(path.as_ref(), wait).map(Self).map_err(throw)
     }
 }
 
@@ -63,34 +59,22 @@ impl Bridge {
         }
         let request = request.body(()).map_err(|error| napi::Error::from_reason(error.to_string()))?;
         self.begin(call, async move {
-            let (mut parts, ()) = request.into_parts();
-            let token_required = needs_token.unwrap_or(!is_read(&parts.method));
-            let read = match fence.read(&mut parts, Guarding { token_required, resource }) {
-                Ok(Some(read)) => read,
-                Ok(None) => return Ok(CallAnswer::Null),
-                Err(response) => return Ok(shown(&response)),
-            };
-            let is_answered = read.is_answered_by_fence();
-            let pass = match read.admit().await {
-                Ok(admitted) => admitted.raise().await,
-                Err(response) => Err(response),
-            };
-            Ok(match pass {
-                Ok(_) if is_answered => CallAnswer::Json(json!({ "status": 204, "headers": {}, "body": "" })),
-                Ok(pass) => CallAnswer::object(HttpPass(Some(pass))),
-                Err(response) => shown(&response),
+            Ok(match admit(&fence, request, needs_token, resource).await {
+                Admission::Free => CallAnswer::Null,
+                Admission::Passed(pass, _) => CallAnswer::object(HttpPass(Some(pass))),
+                Admission::Answered(response) => shown(&response),
             })
         });
         Ok(())
     }
 }
 
-fn shown<B: AsRef<[u8]>>(response: &Response<B>) -> CallAnswer {
+fn shown(response: &Response<Vec<u8>>) -> CallAnswer {
     let headers = response.headers().iter();
     let headers = headers.map(|(name, value)| (name.as_str(), String::from_utf8_lossy(value.as_bytes())));
     CallAnswer::Json(json!({
         "status": response.status().as_u16(),
         "headers": headers.collect::<std::collections::BTreeMap<_, _>>(),
-        "body": String::from_utf8_lossy(response.body().as_ref()),
+        "body": String::from_utf8_lossy(response.body()),
     }))
 }

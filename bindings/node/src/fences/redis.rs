@@ -13,7 +13,6 @@ use redis::{Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, Value};
 
 use super::{SectionOf, action};
 use crate::bridge::{Bridge, CallAnswer, Shared};
-use crate::errors::{NativeError, throw};
 
 /// A connection of the event loop, by its number.
 #[derive(Clone)]
@@ -149,7 +148,7 @@ impl Bridge {
         section: SectionOf,
         commands: Vec<CommandOf>,
     ) -> napi::Result<()> {
-        let (action, section) = (self::action(&action)?, section.checked().map_err(throw)?);
+        let (action, section) = (self::action(&action)?, section.checked()?);
         let commands: Vec<_> = commands.into_iter().map(RedisCommand::from).collect();
         let fence = fence.0.clone();
         self.begin(call, async move {
@@ -158,7 +157,7 @@ impl Bridge {
                 Action::Write => fence.write(&resource, section, &commands).await,
                 Action::CheckOnce => fence.check_once(&resource, section, &commands).await,
             };
-            Ok(CallAnswer::Json(replies.map_err(NativeError::from)?.into_iter().map(to_json).collect()))
+            Ok(CallAnswer::Json(replies?.into_iter().map(to_json).collect()))
         });
         Ok(())
     }

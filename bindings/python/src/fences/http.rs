@@ -3,19 +3,19 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use lockkeeper_fence::http::{Fenced, Guarding, Pass, Rules, is_read};
-use lockkeeper_fence::{DurableMarks, HttpFence};
+use lockkeeper_bindings::fences::{Admission, ServerFence, admit, http_fence};
+use lockkeeper_fence::http::{Fenced, Pass};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::calls::{InLoop, IntoObject, call};
-use crate::errors;
+use crate::errors::{exception, not_fenced};
 use crate::options::seconds;
 use crate::process::Owned;
 
 /// A fence with its marks in a file.
 #[pyclass(frozen, name = "HttpFence")]
-pub(crate) struct NativeHttpFence(Owned<HttpFence<DurableMarks>>);
+pub(crate) struct NativeHttpFence(Owned<ServerFence>);
 
 /// A request that was admitted, until it ends.
 #[pyclass(frozen)]
@@ -24,18 +24,11 @@ pub(crate) struct HttpPass {
     fenced: Fenced,
 }
 
-/// What the fence says about a request.
-enum AdmissionAnswer {
-    Free,
-    Admitted(Pass, Fenced),
-    Answered(::http::Response<Vec<u8>>),
-}
-
-impl IntoObject for AdmissionAnswer {
+impl IntoObject for Admission {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         Ok(match self {
             Self::Free => py.None(),
-            Self::Admitted(pass, fenced) => {
+            Self::Passed(pass, fenced) => {
                 let pass = Owned::new(Mutex::new(Some(pass)));
                 Py::new(py, HttpPass { pass, fenced })?.into_any()
             }
@@ -57,8 +50,8 @@ impl NativeHttpFence {
     #[new]
     fn new(py: Python<'_>, path: PathBuf, wait: f64) -> PyResult<Self> {
         let wait = seconds("wait", wait)?;
-        let marks = py.detach(|| DurableMarks::open(path)).map_err(|error| errors::marks(&error))?;
-        Ok(Self(Owned::new(HttpFence::with(marks, Rules::default().wait_at_most(wait)))))
+        let fence = py.detach(|| http_fence(&path, wait)).map_err(exception)?;
+        Ok(Self(Owned::new(fence)))
     }
 
     /// Admits a request: `None` if it needs no token, the answer to one that is refused, or its pass.
@@ -79,33 +72,9 @@ impl NativeHttpFence {
             .fold(::http::Request::builder().method(method).uri(path), |request, (name, value)| {
                 request.header(&name[..], &value[..])
             });
-        let request = request.body(()).map_err(|error| errors::not_fenced(&error.to_string()))?;
-        let (mut parts, ()) = request.into_parts();
-        let token_required = token_required.unwrap_or_else(|| !is_read(&parts.method));
-        let read = self.0.get()?.read(&mut parts, Guarding { token_required, resource });
-        call(py, place, async move {
-            let answered =
-                |response: ::http::Response<_>| Ok(AdmissionAnswer::Answered(response.map(Vec::from)));
-            let request = match read {
-                Ok(None) => return Ok(AdmissionAnswer::Free),
-                Ok(Some(request)) => request,
-                Err(response) => return answered(response),
-            };
-            let (fenced, is_answered) = (request.fenced().clone(), request.is_answered_by_fence());
-            let admitted = match request.admit().await {
-                Ok(admitted) => admitted.raise().await,
-                Err(response) => Err(response),
-            };
-            match admitted {
-                Ok(_) if is_answered => {
-                    let mut response = ::http::Response::new(Vec::new());
-                    *response.status_mut() = ::http::StatusCode::NO_CONTENT;
-                    Ok(AdmissionAnswer::Answered(response))
-                }
-                Ok(pass) => Ok(AdmissionAnswer::Admitted(pass, fenced)),
-                Err(response) => answered(response),
-            }
-        })
+        let request = request.body(()).map_err(|error| not_fenced(&error))?;
+        let fence = self.0.get()?.clone();
+        call(py, place, async move { Ok(admit(&fence, request, token_required, resource).await) })
     }
 }
 

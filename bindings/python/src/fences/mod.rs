@@ -6,10 +6,12 @@ pub(crate) mod http;
 pub(crate) mod redis;
 pub(crate) mod sqlite;
 
-use lockkeeper_fence::{Action, ModeKind, Section, Slot, Token, postgres};
+use lockkeeper_bindings::{CallError, fences};
+use lockkeeper_fence::{Action, Section, Slot, postgres};
 use pyo3::prelude::*;
 
-use crate::errors;
+use crate::errors::exception;
+use crate::options::token;
 
 /// The schema of the PostgreSQL fence.
 #[pyfunction]
@@ -25,37 +27,31 @@ pub(crate) fn postgres_fence_grants(role: &str) -> String {
 
 /// What a section asks for: `enter`, `write` or `check_once`; its token, its mode, and its slot.
 #[derive(FromPyObject)]
-pub(crate) struct Asked(String, u64, String, Option<Slot>);
+pub(crate) struct Asked<'py>(String, Bound<'py, PyAny>, String, Option<Slot>);
 
-impl Asked {
+/// The number of a section's token.
+///
+/// # Errors
+/// `InvalidOption`: it is none, such as a guard.
+#[pyfunction]
+pub(crate) fn fence_token(token: &Bound<'_, PyAny>) -> PyResult<u64> {
+    token.extract().map_err(|_| {
+        let (option, value) = ("token", token.repr().map_or_else(|_| String::new(), |text| text.to_string()));
+        exception(CallError::Option {
+            option,
+            value,
+            allowed: "give the number: `guard.token` of a fenced lock",
+        })
+    })
+}
+
+impl Asked<'_> {
     /// # Errors
     /// `InvalidOption`, `NotFenced`.
     fn parse(&self) -> PyResult<(Action, Section)> {
         let Self(action, token, mode, slot) = self;
-        let actions = [Action::Enter, Action::Write, Action::CheckOnce];
-        let action = actions.into_iter().find(|known| known.to_string() == *action);
-        let action =
-            action.ok_or_else(|| errors::invalid_option("action", &self.0, "it is the module's own"))?;
-        let modes = [ModeKind::Exclusive, ModeKind::Shared, ModeKind::Permit];
-        let kind = modes.into_iter().find(|known| known.to_string() == *mode).ok_or_else(|| {
-            errors::invalid_option(
-                "mode",
-                mode,
-                "give `exclusive`, `shared` or `permit`, as the lock is held",
-            )
-        })?;
-        let token = self::token(*token)?;
-        let section = Section::new(kind, *slot, token).map_err(|refused| errors::refused(&refused))?;
+        let action = fences::action(action).map_err(exception)?;
+        let section = fences::section(mode, *slot, self::token(fence_token(token)?)?).map_err(exception)?;
         Ok((action, section))
     }
-}
-
-pub(crate) fn token(number: u64) -> PyResult<Token> {
-    Token::new(number).ok_or_else(|| {
-        errors::invalid_option(
-            "token",
-            &number.to_string(),
-            "give the token of the guard: 1 to 9007199254740991",
-        )
-    })
 }

@@ -17,8 +17,9 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 use redis::aio::ConnectionLike;
 use redis::{Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, RedisResult, Value};
 
-use super::{Asked, token};
-use crate::errors;
+use super::Asked;
+use crate::errors::exception;
+use crate::options::token;
 
 /// The command that a call has sent, or the reply to it, while the call is polled.
 #[derive(Default)]
@@ -125,7 +126,7 @@ impl RedisCall {
                     replies.into_iter().map(|reply| object(py, reply)).collect::<PyResult<Vec<_>>>()?;
                 Ok((None, Some(replies.into_pyobject(py)?.into_any().unbind())))
             }
-            Poll::Ready(Err(error)) => Err(errors::redis_fence(&error)),
+            Poll::Ready(Err(error)) => Err(exception(error)),
         }
     }
 }
@@ -188,7 +189,12 @@ type Words = Vec<(bool, Vec<u8>)>;
 #[pymethods]
 impl NativeRedisFence {
     #[pyo3(name = "pass_")]
-    fn pass(&self, resource: String, asked: Asked, commands: Vec<(String, Words)>) -> PyResult<RedisCall> {
+    fn pass(
+        &self,
+        resource: String,
+        asked: Asked<'_>,
+        commands: Vec<(String, Words)>,
+    ) -> PyResult<RedisCall> {
         let (fence, (action, section)) = (self.0.clone(), asked.parse()?);
         let command = |(name, words): (String, Words)| {
             words.into_iter().fold(RedisCommand::new(&name), |command, (is_key, word)| match is_key {

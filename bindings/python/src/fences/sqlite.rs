@@ -4,8 +4,9 @@ use lockkeeper_fence::resource::checked;
 use lockkeeper_fence::sqlite_marks::{self as fence, Change};
 use pyo3::prelude::*;
 
-use super::{Asked, token};
-use crate::errors;
+use super::Asked;
+use crate::errors::{exception, not_fenced};
+use crate::options::token;
 
 /// The table, the statement before the check, and the one that reads the marks.
 #[pyfunction]
@@ -27,14 +28,14 @@ fn statement(change: Change) -> Statement {
 #[pyfunction]
 pub(crate) fn sqlite_fence_pass(
     resource: &str,
-    asked: Asked,
+    asked: Asked<'_>,
     rows: Vec<(i64, i64, i64)>,
 ) -> PyResult<Vec<Statement>> {
-    checked(resource).map_err(|error| errors::not_fenced(&error.to_string()))?;
+    checked(resource).map_err(|error| not_fenced(&error))?;
     let (action, section) = asked.parse()?;
-    let before = fence::marks(rows).map_err(|damaged| errors::not_fenced(&damaged.text(resource)))?;
+    let before = fence::marks(rows).map_err(|damaged| not_fenced(&damaged.text(resource)))?;
     let mut after = before.clone();
-    let _ = after.check(action, section).map_err(|refused| errors::refused(&refused))?;
+    let _ = after.check(action, section).map_err(exception)?;
     Ok(fence::changes(&before, &after).into_iter().map(statement).collect())
 }
 

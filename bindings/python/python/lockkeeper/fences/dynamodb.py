@@ -60,12 +60,13 @@ def _json(item: Item) -> str:
     return json.dumps(item, default=lambda value: base64.b64encode(bytes(value)).decode())
 
 
-def _native(effect: Effect) -> Any:
+def _native(effect: Effect) -> str:
     if isinstance(effect, Put):
-        return None, _json(effect.item)
+        return _json({"put": effect.item})
     if isinstance(effect, Delete):
-        return None, None
-    return {**vars(effect), "names": dict(effect.names), "values": _json(effect.values)}, None
+        return _json({"delete": True})
+    parts = vars(effect)
+    return _json({"update": {**parts, "names": dict(effect.names), "values": dict(effect.values)}})
 
 
 def _binary(value: Any) -> Any:

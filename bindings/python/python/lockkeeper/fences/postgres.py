@@ -72,8 +72,11 @@ async def once_async(
     await _call_async(connection, "check_once", resource, token, mode, slot)
 
 
-def _statement(connection: Any, function: str, *arguments: object) -> tuple[Any, Any]:
+def _statement(
+    connection: Any, function: str, resource: str, mode: Mode, slot: Optional[int], token: int
+) -> tuple[Any, Any]:
     """The call of a function of the fence, for the library that the connection is of."""
+    arguments = (resource, mode, slot, _lockkeeper.fence_token(token))
     if type(connection).__module__.startswith("sqlalchemy."):
         import sqlalchemy
 

@@ -1,0 +1,157 @@
+//! Holds.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::{BootInstant, Fenced, Lost, Token, Unfenced};
+use tokio::sync::RwLock;
+use tokio_util::sync::CancellationToken;
+
+use crate::errors::CallError;
+
+/// A hold of any kind.
+#[derive(Debug)]
+pub enum AnyHold {
+    Plain(lockkeeper::Guard<Unfenced>),
+    Fenced(lockkeeper::Guard<Fenced>),
+    PlainPartition(lockkeeper::Partition<Unfenced>),
+    FencedPartition(lockkeeper::Partition<Fenced>),
+}
+
+macro_rules! with {
+    ($hold:expr, $it:ident => $do:expr) => {
+        match $hold {
+            AnyHold::Plain($it) => $do,
+            AnyHold::Fenced($it) => $do,
+            AnyHold::PlainPartition($it) => $do,
+            AnyHold::FencedPartition($it) => $do,
+        }
+    };
+}
+
+impl AnyHold {
+    /// The token; `None` if the lock service has none.
+    pub fn token(&self) -> Option<Token> {
+        with!(self, hold => hold.token_hint())
+    }
+
+    pub fn slot(&self) -> Option<u32> {
+        with!(self, hold => hold.slot())
+    }
+
+    /// The number of a partition.
+    pub fn index(&self) -> Option<u32> {
+        match self {
+            Self::Plain(_) | Self::Fenced(_) => None,
+            Self::PlainPartition(partition) => Some(partition.index()),
+            Self::FencedPartition(partition) => Some(partition.index()),
+        }
+    }
+
+    /// Cancelled when the hold is lost.
+    pub fn lost(&self) -> CancellationToken {
+        with!(self, hold => hold.lost())
+    }
+
+    /// Until when the hold is certain; `None` if it has no end.
+    ///
+    /// # Errors
+    /// It is lost.
+    pub fn valid_until(&self) -> Result<Option<BootInstant>, Lost> {
+        with!(self, hold => hold.valid_until())
+    }
+
+    /// # Errors
+    /// It is lost, or certain for less than `need`.
+    pub fn check(&self, need: Duration) -> Result<(), Lost> {
+        with!(self, hold => hold.check(need))
+    }
+
+    /// What keeps the lease from being renewed at present.
+    pub fn trouble(&self) -> Option<Arc<str>> {
+        with!(self, hold => hold.trouble())
+    }
+
+    /// Whether a partition is wanted by another member.
+    pub fn is_leaving(&self) -> bool {
+        match self {
+            Self::Plain(_) | Self::Fenced(_) => false,
+            Self::PlainPartition(partition) => partition.is_leaving(),
+            Self::FencedPartition(partition) => partition.is_leaving(),
+        }
+    }
+}
+
+/// A hold that several calls use, until one of them releases it: a release waits for the others.
+#[derive(Clone, Debug)]
+pub struct SharedHold(Arc<RwLock<Option<AnyHold>>>);
+
+impl SharedHold {
+    pub fn new(hold: AnyHold) -> Self {
+        Self(Arc::new(RwLock::new(Some(hold))))
+    }
+
+    /// Reads the hold.
+    ///
+    /// # Errors
+    /// It was released, or is being released.
+    pub fn read<T>(&self, read: impl FnOnce(&AnyHold) -> T) -> Result<T, CallError> {
+        let hold = self.0.try_read().map_err(|_| CallError::Released)?;
+        hold.as_ref().map(read).ok_or(CallError::Released)
+    }
+
+    /// Why it is lost, waiting for a release in progress; `None` if it is not, or was released.
+    pub async fn loss(&self) -> Option<Lost> {
+        self.0.read().await.as_ref().and_then(|hold| hold.valid_until().err())
+    }
+
+    /// # Errors
+    /// As `Guard::verify`, or it was released.
+    pub async fn verify(&self) -> Result<(), CallError> {
+        let hold = self.0.read().await;
+        Ok(with!(hold.as_ref().ok_or(CallError::Released)?, hold => hold.verify().await)?)
+    }
+
+    /// # Errors
+    /// As `Guard::set_value`, or it was released.
+    pub async fn set_value(&self, value: Vec<u8>) -> Result<(), CallError> {
+        let hold = self.0.read().await;
+        Ok(with!(hold.as_ref().ok_or(CallError::Released)?, hold => hold.set_value(value).await)?)
+    }
+
+    /// # Errors
+    /// As `Guard::downgrade`, or it was released.
+    pub async fn downgrade(&self) -> Result<(), CallError> {
+        let hold = self.0.read().await;
+        Ok(with!(hold.as_ref().ok_or(CallError::Released)?, hold => hold.downgrade().await)?)
+    }
+
+    /// Waits until a partition is wanted by another member, or the hold is lost.
+    ///
+    /// # Errors
+    /// It was released.
+    pub async fn leaving(&self) -> Result<(), CallError> {
+        match self.0.read().await.as_ref().ok_or(CallError::Released)? {
+            AnyHold::PlainPartition(partition) => partition.leaving().await,
+            AnyHold::FencedPartition(partition) => partition.leaving().await,
+            hold => hold.lost().cancelled().await,
+        }
+        Ok(())
+    }
+
+    /// Releases the hold; waits for calls on it that are in progress.
+    ///
+    /// # Errors
+    /// As `Guard::release`, or it was released.
+    pub async fn release(&self) -> Result<(), CallError> {
+        let hold = self.0.write().await.take().ok_or(CallError::Released)?;
+        Ok(with!(hold, hold => hold.release().await)?)
+    }
+
+    /// Gives the hold up, unless calls on it are in progress: it is released in the background.
+    pub fn abandon(&self) {
+        if let Ok(mut hold) = self.0.try_write() {
+            hold.take();
+        }
+    }
+}
