@@ -193,6 +193,9 @@ pub enum Event {
         /// Whether the follower has the snapshot or does not need it any more.
         arrived: bool,
     },
+    /// Whether the disk has no room for the next segment of the log. A leader then transfers the leadership,
+    /// before its present segment is full and the node has to stop.
+    DiskFull(bool),
     /// Stop the node: hand over leadership, then end the streams.
     ShutDown,
 }

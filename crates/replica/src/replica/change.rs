@@ -196,6 +196,7 @@ impl Replica {
     pub(super) fn set_members(&mut self, members: Members) {
         self.members = members;
         self.checks.set_members(|node| self.members.nodes.contains_key(&node));
+        self.disk_room.set_members(|node| self.members.nodes.contains_key(&node));
         for member in self.members.nodes.values() {
             self.clients.entry(member.node).or_insert_with(|| member.client_address.clone());
         }

@@ -19,6 +19,7 @@ mod apply;
 mod calls;
 mod change;
 mod checks;
+mod disk_room;
 mod expiry;
 mod install;
 mod lead;
@@ -53,6 +54,7 @@ pub use apply::TURN_VISITS_MAX;
 use calls::OpenCalls;
 use change::Changes;
 use checks::Checks;
+use disk_room::DiskRoom;
 use expiry::Expiry;
 use lead::{Lead, Reading};
 use parking::Parked;
@@ -184,6 +186,7 @@ pub struct Replica {
     expiry: Expiry,
     snapshots: Snapshots,
     checks: Checks,
+    disk_room: DiskRoom,
     /// A leader's snapshot that the consensus has accepted, until it is installed.
     received: Option<Box<Received>>,
     changes: Changes,
@@ -255,6 +258,7 @@ impl Replica {
             expiry: Expiry::default(),
             snapshots: Snapshots::default(),
             checks: Checks::default(),
+            disk_room: DiskRoom::default(),
             received: None,
             changes: Changes::default(),
             handover: Handover::default(),
@@ -317,6 +321,7 @@ impl Replica {
             Event::SnapshotFailed => self.snapshot_failed(),
             Event::SnapshotReceived(received) => self.snapshot_received(received),
             Event::SnapshotSent { to, arrived } => self.engine.snapshot_sent(to, arrived),
+            Event::DiskFull(is_full) => self.disk_room.is_full = is_full,
             Event::ShutDown => self.shut_down(),
             Event::Asked(ask, question @ Question::CheckToken { .. })
                 if self.lead == Lead::No && self.is(Mutant::FollowerAnswersCheckToken) =>
@@ -364,6 +369,7 @@ impl Replica {
     fn peer(&mut self, message: PeerMessage) {
         let (from, kind) = (message.from, message.kind());
         self.compare(&message);
+        self.note_disk_of(&message);
         if let Err(why) = self.engine.step(message) {
             tracing::debug!(from, ?kind, "{why}");
         }
@@ -382,6 +388,7 @@ impl Replica {
         self.settle_parked();
         self.tend_handover();
         self.hand_over_if_leaving();
+        self.hand_over_if_full();
         self.judge();
         if self.lead.is_ready() {
             if self.may_end() {
@@ -427,6 +434,7 @@ impl Replica {
     fn send(&mut self, messages: Vec<PeerMessage>) {
         for mut message in messages {
             self.checks.say(&mut message);
+            self.disk_room.say(&mut message);
             self.to_peers.entry(message.to).or_default().push(message);
         }
     }

@@ -1,4 +1,4 @@
-//! Leadership transfer: at an operator's request, before this node stops, or before it is removed.
+//! Leadership transfer: at an operator's request, before this node stops or is removed, or when its disk is full.
 //!
 //! Responsible for: streams end only once the next leader is known, so that clients connect to it directly.
 //! If they ended earlier, all clients would reconnect to nodes that still name this one as the leader, and
@@ -50,16 +50,22 @@ impl Replica {
         self.handover.stopping == Stopping::Done
     }
 
-    /// The most up-to-date voter that responds. Shortly after the election, voters that have not responded
+    /// The most up-to-date voter that responds and has room on its disk. Shortly after the election, voters that have not responded
     /// yet count too.
-    fn successor(&self) -> Option<u64> {
+    pub(super) fn successor(&self) -> Option<u64> {
         let (voters, newly) = (&self.members.configuration.voters, self.leads_newly());
         let progress = self.engine.progress().into_iter().filter(|it| it.is_active || newly);
-        let fit = progress.filter(|it| !it.waits_for_snapshot && voters.contains(&it.node));
+        let has_room = |node| !self.disk_room.is_full_at(node);
+        let fit =
+            progress.filter(|it| !it.waits_for_snapshot && voters.contains(&it.node) && has_room(it.node));
         fit.max_by_key(|it| it.matched).map(|it| it.node)
     }
 
-    fn begin_handover(&mut self, to: u64) {
+    pub(super) fn is_handing_over(&self) -> bool {
+        self.handover.to.is_some()
+    }
+
+    pub(super) fn begin_handover(&mut self, to: u64) {
         self.handover.to = Some(to);
         self.engine.transfer(to);
     }
@@ -73,11 +79,16 @@ impl Replica {
         let answers =
             |node| self.engine.progress().iter().any(|it| it.node == node && (it.is_active || newly));
         let target = match to {
-            None => self.successor().ok_or_else(|| "no other voter answers: bring one back first".to_owned()),
+            None => self.successor().ok_or_else(|| {
+                "no other voter answers and has room on its disk: bring one back, or free space, first".to_owned()
+            }),
             Some(to) if !self.members.configuration.voters.contains(&to) => {
                 Err(format!("node {to} is no voter; `lockkeeper cluster status` lists them"))
             }
             Some(to) if !answers(to) => Err(format!("node {to} does not answer; bring it back first")),
+            Some(to) if self.disk_room.is_full_at(to) => {
+                Err(format!("the disk of node {to} is full, so it can't lead for long: free space there first"))
+            }
             Some(to) => Ok(to),
         };
         match target {
@@ -100,7 +111,7 @@ impl Replica {
             }
             None => self.refuse_ask(
                 ask,
-                "this node leads, and no other voter answers that could take over".to_owned(),
+                "this node leads, and no other voter answers and has room on its disk, to take over".to_owned(),
             ),
         }
     }

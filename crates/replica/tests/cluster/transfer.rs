@@ -175,3 +175,29 @@ fn keep_alive_during_a_failed_transfer_saves_a_silent_session() {
     world.pass(SECOND);
     assert!(!is_live(&world), "silent once more, and for good");
 }
+
+#[test]
+fn leader_with_a_full_disk_gives_the_leadership_to_a_voter_with_room() {
+    let mut world = World::new(3);
+    let first = world.leader();
+    let [second, third] = world.others(first)[..] else { panic!("three nodes") };
+    world.pass(SECOND);
+    world.turn(second, vec![Event::DiskFull(true)]);
+    world.pass(SECOND);
+    let text = refused(world.ask(first, transfer(Some(second))));
+    assert!(text.contains("full") && text.contains(&format!("node {second}")), "{text}");
+    assert_eq!(world.leader(), first, "the disk of a follower moves nothing");
+
+    world.turn(first, vec![Event::DiskFull(true)]);
+    world.until("that node 3 leads", |world| (world.leader() == third).then_some(()));
+
+    // All are full: nobody is better than the leader.
+    world.turn(third, vec![Event::DiskFull(true)]);
+    world.pass(30 * SECOND);
+    assert_eq!(world.leader(), third);
+    assert!(refused(world.ask(third, transfer(None))).contains("room on its disk"));
+
+    // A node whose space was freed is fit again.
+    world.turn(second, vec![Event::DiskFull(false)]);
+    world.until("that node 2 leads", |world| (world.leader() == second).then_some(()));
+}

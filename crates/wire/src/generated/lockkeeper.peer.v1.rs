@@ -46,6 +46,9 @@ pub struct PeerMessage {
     /// digest.
     #[prost(message, optional, tag = "15")]
     pub digest: ::core::option::Option<TableDigest>,
+    /// In a heartbeat response: the sender's disk has no room for the next segment of its log, so that it should not lead.
+    #[prost(bool, tag = "16")]
+    pub disk_full: bool,
 }
 /// The digest of a table after a log entry: equal tables have equal digests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -879,6 +879,15 @@ pub struct StatusResponse {
     pub disk_used_bytes: ::core::option::Option<u64>,
     #[prost(uint64, optional, tag = "21")]
     pub disk_free_bytes: ::core::option::Option<u64>,
+    #[prost(enumeration = "DiskState", tag = "22")]
+    pub disk_state: i32,
+    /// When the disk will be full if its free space falls as in the last ten minutes, in seconds; absent: it does not fall,
+    /// or the node has not run for ten minutes.
+    #[prost(uint64, optional, tag = "23")]
+    pub disk_full_in_seconds: ::core::option::Option<u64>,
+    /// Why the last record could not be written to this node's audit file; empty: it was written, or there is no file.
+    #[prost(string, tag = "24")]
+    pub audit_error: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AuditRequest {
@@ -1114,6 +1123,43 @@ impl BreakResult {
             "BREAK_RESULT_DONE" => Some(Self::Done),
             "BREAK_RESULT_NOT_CURRENT" => Some(Self::NotCurrent),
             "BREAK_RESULT_STILL_CLOSED" => Some(Self::StillClosed),
+            _ => None,
+        }
+    }
+}
+/// Whether a node's disk has room for its log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum DiskState {
+    /// The disk does not answer.
+    Unspecified = 0,
+    Enough = 1,
+    /// Less than eight segments of the log (512 MiB) are free, or the disk will be full within an hour.
+    Low = 2,
+    /// There is no room for the next segment of the log: the node gives the leadership away, and stops when its present
+    /// segment is full.
+    Full = 3,
+}
+impl DiskState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "DISK_STATE_UNSPECIFIED",
+            Self::Enough => "DISK_STATE_ENOUGH",
+            Self::Low => "DISK_STATE_LOW",
+            Self::Full => "DISK_STATE_FULL",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "DISK_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "DISK_STATE_ENOUGH" => Some(Self::Enough),
+            "DISK_STATE_LOW" => Some(Self::Low),
+            "DISK_STATE_FULL" => Some(Self::Full),
             _ => None,
         }
     }
