@@ -879,6 +879,9 @@ pub struct StatusResponse {
     pub disk_used_bytes: ::core::option::Option<u64>,
     #[prost(uint64, optional, tag = "21")]
     pub disk_free_bytes: ::core::option::Option<u64>,
+    /// The number of streams of clients that this node relays to the leader.
+    #[prost(uint64, tag = "24")]
+    pub relayed_streams: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AuditRequest {
