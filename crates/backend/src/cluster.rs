@@ -48,6 +48,8 @@ pub struct NodeReport {
     pub answers: bool,
     /// Its status; `Err` says why it did not answer.
     pub status: Result<ServiceStatus, String>,
+    /// Why it can't be reached from here at `address`, if its status came through another node.
+    pub unreached: Option<String>,
 }
 
 /// The status of the node that answered.
@@ -81,6 +83,8 @@ pub struct ServiceStatus {
     pub requests: u64,
     /// The number of client streams at this node.
     pub streams: u64,
+    /// The number of client streams that this node relays to the leader.
+    pub relayed_streams: u64,
     /// The version of the table rules in force.
     pub rules: u32,
     /// The members of the cluster, by id, as far as this node knows. Only the leader knows their progress and

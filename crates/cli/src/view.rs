@@ -129,6 +129,9 @@ pub(crate) struct ReportView {
     answers: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+    /// Why it can't be reached from here at this address, if its status came through another node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unreached: Option<String>,
     #[serde(flatten)]
     status: Option<NodeView>,
 }
@@ -138,6 +141,7 @@ pub(crate) fn reports(nodes: &[NodeReport]) -> Vec<ReportView> {
         address: node.address.clone(),
         answers: node.answers,
         error: node.status.as_ref().err().cloned(),
+        unreached: node.unreached.clone(),
         status: node.status.as_ref().ok().map(status),
     };
     nodes.iter().map(report).collect()
@@ -163,6 +167,7 @@ fn status(status: &ServiceStatus) -> NodeView {
         sessions: status.sessions,
         requests: status.requests,
         streams: status.streams,
+        relayed_streams: status.relayed_streams,
         rules: status.rules,
         members: status.members.iter().map(member).collect(),
         removed: status.removed.clone(),

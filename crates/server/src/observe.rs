@@ -14,6 +14,7 @@ const SNAPSHOT: &str = "lockkeeper_snapshot_seconds";
 const SNAPSHOT_BYTES: &str = "lockkeeper_snapshot_bytes";
 const TABLES_DIFFER: &str = "lockkeeper_tables_differ_total";
 const STREAMS: &str = "lockkeeper_streams";
+const RELAYS: &str = "lockkeeper_relayed_streams";
 const CONNECTIONS: &str = "lockkeeper_connections";
 const STREAMS_REFUSED: &str = "lockkeeper_streams_refused_total";
 const QUOTA_REFUSALS: &str = "lockkeeper_quota_refusals_total";
@@ -60,6 +61,7 @@ pub(crate) fn describe() {
     describe_histogram!(SNAPSHOT_BYTES, "Size of a snapshot");
     describe_counter!(TABLES_DIFFER, "How often this leader found that the table of another node differs");
     describe_gauge!(STREAMS, "Open streams of clients");
+    describe_gauge!(RELAYS, "Streams of clients that this node relays to the leader");
     describe_gauge!(CONNECTIONS, "Open connections of clients");
     describe_counter!(
         STREAMS_REFUSED,
@@ -110,6 +112,7 @@ pub(crate) fn describe() {
         counter!(QUOTA_REFUSALS, "what" => what).increment(0);
     }
     streams(0);
+    relays(0);
     connections(0);
 }
 
@@ -139,6 +142,11 @@ pub(crate) fn snapshot(took: Duration, bytes: u64) {
 /// Counts a difference between this node's table and another node's.
 pub(crate) fn differs() {
     counter!(TABLES_DIFFER).increment(1);
+}
+
+/// Reports the number of streams that this node relays.
+pub(crate) fn relays(count: usize) {
+    gauge!(RELAYS).set(count as f64);
 }
 
 /// Sets the number of open streams.

@@ -76,6 +76,10 @@ pub use lockkeeper::v1;
 /// The public interface as a `FileDescriptorSet`, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!("generated/lockkeeper.v1.descriptors.bin");
 
+/// The metadata key by which a client asks a follower to relay its stream to the leader. The value is the
+/// address of the leader that the client could not reach.
+pub const RELAY_METADATA: &str = "lockkeeper-relay";
+
 /// The default port for clients: the keys of "LOCK" on a phone.
 pub const DEFAULT_PORT: u16 = 5625;
 

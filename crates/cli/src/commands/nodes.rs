@@ -41,7 +41,15 @@ fn missing(nodes: &[NodeReport]) -> Vec<(u64, &str)> {
     missing.map(|member| (member.node, member.client_address.as_str())).collect()
 }
 
-/// The error if too few voters answer for the service to work: no call needs to be tried then.
+/// The members that the leader hears, if it has answered.
+fn heard_by_leader(nodes: &[NodeReport]) -> BTreeSet<u64> {
+    let leader = answers(nodes).find(|status| status.role == NodeRole::Leader);
+    let members = leader.into_iter().flat_map(|status| &status.members);
+    members.filter(|member| member.answers).map(|member| member.node).collect()
+}
+
+/// The error if too few voters answer, here or to the leader, for the service to work: no call needs to be
+/// tried then.
 pub(super) fn lost_majority(nodes: &[NodeReport]) -> Option<Failure> {
     let voters: BTreeSet<u64> = freshest(nodes)?
         .members
@@ -49,7 +57,8 @@ pub(super) fn lost_majority(nodes: &[NodeReport]) -> Option<Failure> {
         .filter(|member| member.part == NodePart::Voter)
         .map(|member| member.node)
         .collect();
-    let answering: BTreeSet<u64> = answers(nodes).map(|status| status.node).collect();
+    let mut answering = heard_by_leader(nodes);
+    answering.extend(answers(nodes).map(|status| status.node));
     let count = voters.intersection(&answering).count();
     if 2 * count > voters.len() {
         return None;
@@ -96,7 +105,7 @@ pub(super) fn are_healthy(nodes: &[NodeReport]) -> bool {
 pub(super) fn print(nodes: &[NodeReport]) -> Result<(), Failure> {
     let mut table =
         Table::new(["ADDRESS", "NODE", "ROLE", "TERM", "APPLIED", "SESSIONS", "REQUESTS", "VERSION"]);
-    for NodeReport { address, answers, status, .. } in nodes {
+    for NodeReport { address, answers, status, unreached } in nodes {
         let Ok(status) = status else {
             let mut row = [const { String::new() }; 8];
             let role = if *answers { "does not serve" } else { "does not answer" };
@@ -105,6 +114,7 @@ pub(super) fn print(nodes: &[NodeReport]) -> Result<(), Failure> {
             continue;
         };
         let role = match status.leader {
+            _ if unreached.is_some() => "out of reach from here",
             _ if status.role == NodeRole::Leader => "leader",
             Some(_) => "follower",
             None => "no leader",
@@ -119,7 +129,7 @@ pub(super) fn print(nodes: &[NodeReport]) -> Result<(), Failure> {
             status.requests.to_string(),
             status.version.clone(),
         ];
-        if status.leader.is_some() { table.row(row) } else { table.bad_row(row) }
+        if status.leader.is_some() && unreached.is_none() { table.row(row) } else { table.bad_row(row) }
     }
     table.print()
 }
@@ -127,8 +137,8 @@ pub(super) fn print(nodes: &[NodeReport]) -> Result<(), Failure> {
 /// Problems and their remedies.
 pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
     let mut warnings = Vec::new();
-    let missing = missing(nodes);
-    for NodeReport { address, answers, status, .. } in nodes {
+    let (missing, heard) = (missing(nodes), heard_by_leader(nodes));
+    for NodeReport { address, answers, status, unreached } in nodes {
         let is_plain = status.as_ref().is_ok_and(|status| status.certificate_ends.is_none());
         if is_plain && !is_loopback(address) {
             warnings.push(format!(
@@ -142,11 +152,18 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
             Err(why) => {
                 warnings.push(match answers {
                     true => format!("{address} answers, and can't serve: {why}"),
-                    false => silence(address, why, &missing),
+                    false => silence(address, why, &missing, &heard),
                 });
                 continue;
             }
         };
+        if let Some(why) = unreached {
+            warnings.push(format!(
+                "node {}, {address}, runs and can't be reached from here ({why}): other nodes relay what is for it, which is \
+                 slower; open the way to it, or correct its `--advertise`",
+                status.node
+            ));
+        }
         if status.leader.is_none() {
             warnings.push(format!(
                 "{address} knows no leader: nothing can be acquired or kept alive there; look at its log"
@@ -202,8 +219,12 @@ fn end_of_certificate(address: &str, ends: SystemTime) -> Option<String> {
     })
 }
 
-fn silence(address: &str, why: &str, missing: &[(u64, &str)]) -> String {
+fn silence(address: &str, why: &str, missing: &[(u64, &str)], heard: &BTreeSet<u64>) -> String {
     match missing.iter().find(|(_, of_member)| *of_member == address) {
+        Some((node, _)) if heard.contains(node) => format!(
+            "node {node} runs, since the leader hears it, but clients can't reach it at {address} ({why}), and the node \
+             that was asked in its place can't either: correct its `--advertise`"
+        ),
         Some((node, _)) => {
             format!("node {node}, {address}, does not answer ({why}): start it, or look at its log")
         }

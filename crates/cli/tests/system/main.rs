@@ -26,6 +26,7 @@ mod node;
 mod once;
 mod others;
 mod partitions;
+mod reach;
 mod refusals;
 mod serving;
 #[path = "../command/support.rs"]

@@ -37,6 +37,8 @@ pub struct NodeView {
     pub requests: u64,
     /// The number of client streams at this node.
     pub streams: u64,
+    /// The number of client streams that it relays to the leader, for clients that can't reach that one.
+    pub relayed_streams: u64,
     /// The version of the lock rules in force.
     pub rules: u32,
     /// The members of the cluster, as far as this node knows.
@@ -145,6 +147,7 @@ impl From<v1::StatusResponse> for NodeView {
             sessions: status.sessions,
             requests: status.requests,
             streams: status.streams,
+            relayed_streams: status.relayed_streams,
             rules: status.rules,
             members: status.members.into_iter().map(MemberView::from).collect(),
             removed: status.removed,

@@ -888,6 +888,9 @@ pub struct StatusResponse {
     /// Why the last record could not be written to this node's audit file; empty: it was written, or there is no file.
     #[prost(string, tag = "24")]
     pub audit_error: ::prost::alloc::string::String,
+    /// The number of streams of clients that this node relays to the leader.
+    #[prost(uint64, tag = "25")]
+    pub relayed_streams: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AuditRequest {

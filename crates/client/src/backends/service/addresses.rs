@@ -55,6 +55,10 @@ pub struct Addresses {
     last: Option<Address>,
     /// Failures since the last success.
     failures: u32,
+    /// Whether `last` was a leader's address that a node had reported.
+    is_hinted: bool,
+    /// The reported address of a leader that could not be reached: nodes are asked to relay to it.
+    unreached: Option<Address>,
 }
 
 impl Addresses {
@@ -86,7 +90,7 @@ impl Addresses {
         }
         let next = (random % all.len().max(1) as u64) as usize;
         let of_url = all.len();
-        Self { all, of_url, next, hint: None, term: 0, last: None, failures: 0 }
+        Self { all, of_url, next, hint: None, term: 0, last: None, failures: 0, is_hinted: false, unreached: None }
     }
 
     /// `lockkeeper://` with these hosts, for the simulator, whose nodes have names and no ports.
@@ -116,6 +120,7 @@ impl Addresses {
     /// address returned last is skipped if there is another one: if its connection has just ended, its node
     /// has probably died.
     pub fn take(&mut self) -> Address {
+        self.is_hinted = self.hint.is_some();
         let address = self.hint.take().unwrap_or_else(|| {
             if self.all.len() > 1 && self.last.as_ref() == Some(&self.all[self.next]) {
                 self.next = (self.next + 1) % self.all.len();
@@ -128,9 +133,28 @@ impl Addresses {
         address
     }
 
-    /// Records that the last node answered: the next failure counts as the first.
+    /// Records that the last node answered: the next failure counts as the first. After a relayed stream, the
+    /// leader's own address is tried again first, and the addresses of the URL before those of other nodes,
+    /// which may be unreachable as well.
     pub fn worked(&mut self) {
         self.failures = 0;
+        if self.unreached.take().is_some() {
+            self.next %= self.of_url.max(1);
+        }
+    }
+
+    /// Records that the last address could not be reached. If a node has reported it as the leader's, the
+    /// following nodes are asked to relay the stream, until one has worked.
+    pub(super) fn unreached(&mut self) {
+        if self.is_hinted {
+            self.unreached.clone_from(&self.last);
+        }
+    }
+
+    /// The leader's address that this client can't reach, for a node that can. Not needed by a node at that
+    /// address itself.
+    pub(super) fn relay_to(&self) -> Option<&Address> {
+        self.unreached.as_ref()
     }
 
     /// Records that the last node did not answer, or ended its stream.
@@ -177,7 +201,7 @@ impl Addresses {
 
     /// A copy for unary calls, without the failures counted so far.
     pub(super) fn anew(&self) -> Self {
-        Self { failures: 0, ..self.clone() }
+        Self { failures: 0, unreached: None, ..self.clone() }
     }
 
     /// The pause before the next attempt: zero in the first round after a success; later a random duration
@@ -326,6 +350,24 @@ mod tests {
         assert!((most / 2..=most).contains(&nodes.pause(most, u64::MAX)));
         nodes.worked();
         assert_eq!(nodes.pause(most, 1), Duration::ZERO);
+    }
+
+    #[test]
+    fn only_an_unreachable_leader_that_a_node_has_named_is_relayed_to_until_a_stream_works() {
+        let mut nodes = addresses("lockkeeper://a,b", 0);
+        nodes.take();
+        nodes.unreached();
+        assert_eq!(nodes.relay_to(), None, "of the URL");
+        nodes.leader_is(Some("c:1"), 3);
+        nodes.take();
+        nodes.unreached();
+        nodes.take();
+        assert_eq!(nodes.relay_to().map(Address::as_str), Some("c:1"));
+        nodes.learn(["c:1", "d:1"]);
+        nodes.next = 3;
+        nodes.worked();
+        assert_eq!(nodes.relay_to(), None);
+        assert_eq!(nodes.take().to_string(), "b:5625", "of the URL, since d may be unreachable too");
     }
 
     #[test]

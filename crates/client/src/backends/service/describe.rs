@@ -110,6 +110,7 @@ pub(super) fn status(status: v1::StatusResponse) -> ServiceStatus {
         sessions: status.sessions,
         requests: status.requests,
         streams: status.streams,
+        relayed_streams: status.relayed_streams,
         rules: status.rules,
         members: status.members.into_iter().map(super::cluster::node).collect(),
         removed: status.removed,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper_backend::grpc;
-use lockkeeper_wire::FRAME_BYTES_MAX;
+use lockkeeper_wire::{FRAME_BYTES_MAX, RELAY_METADATA};
 use lockkeeper_wire::v1::{StreamEndReason, lockkeeper_client::LockkeeperClient};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
@@ -53,13 +53,16 @@ enum Over {
 pub(super) async fn drive(shared: Arc<ServiceShared>) {
     let mut outage = Outage::default();
     while shared.until_wanted().await {
-        let address = shared.addresses().take();
+        let (address, relay_to) = {
+            let mut addresses = shared.addresses();
+            (addresses.take(), addresses.relay_to().cloned())
+        };
         // At most a sixth of the shortest ttl, as for an unanswered keep-alive: the rest of the ttl is left
         // for other nodes.
         let limit =
             shared.least_ttl().map_or(CONNECT_LIMIT, |ttl| (ttl / 6).clamp(CONNECT_LIMIT_MIN, CONNECT_LIMIT));
         let over = match connect(&address, limit, &shared.credentials).await {
-            Ok(client) => carry(&shared, client).await,
+            Ok(client) => carry(&shared, client, relay_to).await,
             Err(failure) => Over::Lost { why: failure.why, worked: false },
         };
         outage.passed(&over);
@@ -69,7 +72,11 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
                 observe::stream_ended("lost");
                 tracing::debug!(%address, "lockkeeper: the stream is lost: {why}");
                 shared.troubled(&address, why);
-                count(&mut shared.addresses(), worked);
+                let mut addresses = shared.addresses();
+                count(&mut addresses, worked);
+                if !worked {
+                    addresses.unreached();
+                }
             }
             Over::Ended {
                 ending: ending @ StreamEnding::Announced { reason: StreamEndReason::Idle, .. },
@@ -86,9 +93,16 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
                 shared.troubled(&address, says(&ending));
                 let mut addresses = shared.addresses();
                 count(&mut addresses, worked);
+                if !worked && !matches!(ending, StreamEnding::Announced { .. }) {
+                    addresses.unreached();
+                }
                 if let StreamEnding::Announced { reason, text, leader, term } = ending {
                     match reason {
                         StreamEndReason::NotLeader | StreamEndReason::Shutdown => {
+                            if leader.as_deref() == Some(address.as_str()) {
+                                // From here, the leader's address leads to another node.
+                                addresses.unreached();
+                            }
                             addresses.leader_is(leader.as_deref(), term);
                         }
                         StreamEndReason::Protocol => tracing::error!(
@@ -177,10 +191,15 @@ fn count(addresses: &mut Addresses, worked: bool) {
     addresses.failed();
 }
 
-/// Carries one stream from its opening to its end.
-async fn carry(shared: &Arc<ServiceShared>, mut client: GrpcClient) -> Over {
+/// Carries one stream from its opening to its end. With `relay_to`, the node relays it if it follows the leader
+/// at that address.
+async fn carry(shared: &Arc<ServiceShared>, mut client: GrpcClient, relay_to: Option<Address>) -> Over {
     let stream = shared.begin_stream();
-    let outgoing = StreamRequests { shared: shared.clone(), stream, waited: false };
+    let mut outgoing =
+        tonic::Request::new(StreamRequests { shared: shared.clone(), stream, waited: false });
+    if let Some(leader) = relay_to.and_then(|leader| leader.as_str().parse().ok()) {
+        outgoing.metadata_mut().insert(RELAY_METADATA, leader);
+    }
     // The first frame is sent with the request: the attach does not wait for the service's response headers.
     let opened = tokio::select! {
         opened = client.session(outgoing) => opened,

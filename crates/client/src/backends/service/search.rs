@@ -103,7 +103,7 @@ impl Search {
 
 /// A node that has answered.
 pub(super) struct AnsweringNode {
-    client: GrpcClient,
+    pub(super) client: GrpcClient,
     pub(super) status: StatusResponse,
 }
 

@@ -16,6 +16,7 @@ use crate::access::Identity;
 use crate::audit::AuditRecord;
 use crate::front::callers::Caller;
 use crate::front::fields::{name, optional_name, page, token};
+use crate::front::paths::FORWARDED;
 use crate::front::sessions::{StreamResponses, stream_end};
 use crate::front::statuses::{unexpected, unrecorded};
 use crate::front::transport::{Arriving, Connection, Starting};
@@ -33,11 +34,12 @@ impl Lockkeeper for Api {
         &self,
         request: Request<Streaming<v1::ClientFrame>>,
     ) -> Result<Response<StreamResponses>, Status> {
-        let (_, mut extensions, inbound) = request.into_parts();
+        let (metadata, mut extensions, inbound) = request.into_parts();
+        let is_relayed = metadata.contains_key(FORWARDED);
         let sessions = &self.0.sessions;
         let starting = extension::<Starting>(&mut extensions)?;
         let caller = caller(&extensions)?;
-        let stream = sessions.open_stream(starting.connection(), caller.clone())?;
+        let stream = sessions.open_stream(starting.connection(), caller.clone(), is_relayed)?;
         tokio::spawn(stream.clone().read(sessions.clone(), inbound));
         drop(starting);
         if self.0.replica.stopping.is_cancelled() {
@@ -264,6 +266,7 @@ impl Lockkeeper for Api {
             .await?
         {
             Answer::Status(mut status) => {
+                status.relayed_streams = self.0.relays.count() as u64;
                 status.version = env!("CARGO_PKG_VERSION").to_owned();
                 status.cluster.clone_from(&self.0.about.cluster);
                 status.incarnation.clone_from(&self.0.about.incarnation);

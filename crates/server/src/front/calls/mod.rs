@@ -86,6 +86,7 @@ pub(crate) struct Calls {
     disk_usage: Mutex<Option<(Instant, u64, u64)>>,
     /// Connections to the leader, while this node is a follower.
     links: forward::Links,
+    relays: forward::Relays,
 }
 
 /// The receiver of a call's answers.
@@ -153,6 +154,7 @@ impl Calls {
             disk_reads: Arc::new(Semaphore::new(1)),
             disk_usage: Mutex::default(),
             links: forward::Links::default(),
+            relays: forward::Relays::default(),
         })
     }
 

@@ -70,7 +70,7 @@ impl ClientSessions {
         Arc::new(Self { replica, callers, traced, places, call_places, registry: Mutex::default() })
     }
 
-    /// Opens a stream of requests of the caller's sessions, and reads it.
+    /// Opens a stream of requests of the caller's sessions, which another node may relay.
     ///
     /// # Errors
     /// A limit of streams is reached.
@@ -78,9 +78,16 @@ impl ClientSessions {
         &self,
         connection: &Arc<Connection>,
         caller: Caller,
+        is_relayed: bool,
     ) -> Result<Arc<SessionStream>, Status> {
         let place = self.callers.place("streams of sessions", &self.places, &caller)?;
-        let stream = SessionStream::new(StreamId(self.replica.next_id()), connection.clone(), caller, place);
+        let stream = SessionStream::new(
+            StreamId(self.replica.next_id()),
+            connection.clone(),
+            caller,
+            place,
+            is_relayed,
+        );
         let caller = &stream.caller().identity;
         let (identity, quota) = (caller.as_str().into(), self.callers.access.quota(caller));
         let mut registry = self.registry();

@@ -49,6 +49,8 @@ pub(in crate::front) struct SessionStream {
     connection: Arc<Connection>,
     caller: Caller,
     _place: TakenPlace<Identity>,
+    /// Another node relays the stream.
+    is_relayed: bool,
     state: Mutex<StreamBuffer>,
 }
 
@@ -85,10 +87,11 @@ impl SessionStream {
         connection: Arc<Connection>,
         caller: Caller,
         place: TakenPlace<Identity>,
+        is_relayed: bool,
     ) -> Arc<Self> {
         let source = Source { caller: caller.identity.clone(), lane: id.0 };
         let state = Mutex::default();
-        let stream = Arc::new(Self { id, source, connection, caller, _place: place, state });
+        let stream = Arc::new(Self { id, source, connection, caller, _place: place, is_relayed, state });
         stream.connection.opened(id, stream.clone());
         stream
     }
@@ -274,22 +277,14 @@ impl SessionStream {
 
     /// The reason why a read failed.
     fn failed(&self, status: &Status) -> StreamClose {
-        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(status);
-        while let Some(error) = cause {
-            if let Some(error) = error.downcast_ref::<h2::Error>() {
-                let reset = error.is_reset() && error.is_remote();
-                let by_client = reset || self.connection.is_closed_by_peer();
-                return if by_client { StreamClose::ByClient } else { StreamClose::Otherwise };
-            }
-            cause = error.source();
+        match self.connection.is_closed_by_client(status) {
+            // The end of the relaying node says nothing of the client.
+            Some(true) if self.is_relayed => StreamClose::Otherwise,
+            Some(true) => StreamClose::ByClient,
+            Some(false) => StreamClose::Otherwise,
+            None if self.connection.kill.is_cancelled() => StreamClose::Otherwise,
+            None => StreamClose::Protocol(status.message().to_owned()),
         }
-        if self.connection.is_closed_by_peer() {
-            return StreamClose::ByClient;
-        }
-        if self.connection.kill.is_cancelled() {
-            return StreamClose::Otherwise;
-        }
-        StreamClose::Protocol(status.message().to_owned())
     }
 
     fn finish(&self) {

@@ -10,7 +10,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::{HeaderMap, Request, Response};
-use http_body_util::Full;
 use hyper::body::{Bytes, Frame, Incoming, SizeHint};
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -59,7 +58,7 @@ impl Links {
         node: u64,
         address: &str,
         tls: Option<&NodeTls>,
-        call: Request<Full<Bytes>>,
+        call: Request<Body>,
     ) -> Result<Response<Incoming>, String> {
         let places = self
             .about_nodes
@@ -68,7 +67,7 @@ impl Links {
             .or_insert_with(|| Arc::new(Semaphore::new(NODE_LINKS_MAX)))
             .clone();
         let _place = places.acquire_owned().await.map_err(|error| error.to_string())?;
-        let mut link = dial(node, address, tls).await.map_err(|error| error.to_string())?;
+        let mut link = dial(node, address, tls, None).await.map_err(|error| error.to_string())?;
         link.send(call).await.map_err(|_| "it has closed the connection".to_owned())
     }
 
@@ -88,7 +87,7 @@ impl Links {
             return Ok(link.clone());
         }
         *open = None;
-        let link = dial(leader, address, tls).await?;
+        let link = dial(leader, address, tls, None).await?;
         *open = Some((address.to_owned(), link.clone()));
         self.said().clear();
         Ok(link)
@@ -113,7 +112,7 @@ impl Links {
         if open.len() >= SESSION_LINKS_MAX {
             return Ok(None);
         }
-        let link = dial(leader, address, tls).await?;
+        let link = dial(leader, address, tls, None).await?;
         let room = Arc::new(Semaphore::new(CALLS_PER_LINK));
         let permit = room.clone().try_acquire_owned().map_err(io::Error::other)?;
         open.push(SessionLink { address: address.to_owned(), link: link.clone(), room });
@@ -153,7 +152,7 @@ const NODE_LINKS_MAX: usize = 4;
 
 /// A client connection to a node. It closes when its last handle was dropped and its last answer is complete.
 #[derive(Clone)]
-pub(super) struct ForwardConnection(SendRequest<Full<Bytes>>);
+pub(super) struct ForwardConnection(SendRequest<Body>);
 
 /// The reason why a forwarded call has no answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -166,21 +165,34 @@ pub(super) enum ForwardError {
     Unanswered,
 }
 
-/// Opens a connection to the client address of the node `leader`.
-pub(super) async fn dial(leader: u64, address: &str, tls: Option<&NodeTls>) -> io::Result<ForwardConnection> {
+/// Opens a connection to the client address of the node `leader`, with a flow-control window of `window`
+/// bytes, or the HTTP/2 library's default.
+pub(super) async fn dial(
+    leader: u64,
+    address: &str,
+    tls: Option<&NodeTls>,
+    window: Option<u32>,
+) -> io::Result<ForwardConnection> {
     let dial = async {
         let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
-        let Some(tls) = tls else { return begin(socket).await };
+        let Some(tls) = tls else { return begin(socket, window).await };
         let stream = tls.connect_client(socket).await?;
         tls.check_node(stream.get_ref().1.peer_certificates(), leader).map_err(io::Error::other)?;
-        begin(stream).await
+        begin(stream, window).await
     };
     tokio::time::timeout(CONNECT_LIMIT, dial).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-async fn begin(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> io::Result<ForwardConnection> {
-    let (link, connection) = Builder::new(TokioExecutor::new())
+async fn begin(
+    io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    window: Option<u32>,
+) -> io::Result<ForwardConnection> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    if let Some(window) = window {
+        builder.initial_stream_window_size(window).initial_connection_window_size(window);
+    }
+    let (link, connection) = builder
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_AFTER)
         .keep_alive_timeout(PING_TIMEOUT)
@@ -198,7 +210,7 @@ async fn begin(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> io::
 impl ForwardConnection {
     pub(super) async fn send(
         &mut self,
-        call: Request<Full<Bytes>>,
+        call: Request<Body>,
     ) -> Result<Response<Incoming>, ForwardError> {
         self.0.ready().await.map_err(|_| ForwardError::Unsent)?;
         self.0.try_send_request(call).await.map_err(|mut failed| match failed.take_message() {
@@ -208,12 +220,17 @@ impl ForwardConnection {
     }
 }
 
+/// Completes with the status with which a stream has to end.
+pub(super) type StreamCut = Pin<Box<dyn Future<Output = Status> + Send>>;
+
 /// A stream from the leader that a client reads through this node.
 pub(super) struct ForwardedStream {
     calls: Arc<Calls>,
     id: u64,
     /// Receives the status with which this node ends the stream, since the leader may never end it.
     end: oneshot::Receiver<Status>,
+    /// A further reason to end the stream.
+    cut: Option<StreamCut>,
 }
 
 impl ForwardedStream {
@@ -224,12 +241,23 @@ impl ForwardedStream {
         if let Some(refusal) = calls.callers.ended(&caller) {
             calls.end_forwarded(id, Status::permission_denied(refusal));
         }
-        Self { calls, id, end }
+        Self { calls, id, end, cut: None }
+    }
+
+    /// Ends the stream also when `cut` completes.
+    pub(super) fn until(mut self, cut: StreamCut) -> Self {
+        self.cut = Some(cut);
+        self
     }
 
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
         if self.calls.replica.stopping.is_cancelled() {
             return Poll::Ready(shuts_down());
+        }
+        if let Some(cut) = &mut self.cut
+            && let Poll::Ready(status) = cut.as_mut().poll(cx)
+        {
+            return Poll::Ready(status);
         }
         Pin::new(&mut self.end).poll(cx).map(|end| end.unwrap_or_else(|_| shuts_down()))
     }

@@ -1,12 +1,14 @@
 //! Calls that only another node can answer: the leader, or the node that the call is about. This node
 //! forwards such calls, so that a tool needs the address of only one node, no matter which.
 //!
-//! Responsible for: every unary call, and `Watch` and `Backup`, forwarded as bytes. A follower's own table
+//! Responsible for: every unary call, and `Watch` and `Backup`, forwarded as bytes; `relay.rs`: streams of
+//! sessions whose clients can't reach the leader. A follower's own table
 //! would not suffice: it may report a token as current that was released a moment ago (P3 depends on that
 //! answer). A forwarded call must not be forwarded again (during an election two nodes may each take the
 //! other for the leader), and a call that must be executed once must not be repeated (O1).
 
 mod link;
+mod relay;
 #[cfg(test)]
 mod tests;
 
@@ -36,6 +38,7 @@ use crate::front::transport::Arriving;
 use crate::inbox::ReplicaStatus;
 pub(in crate::front) use link::Links;
 use link::{ForwardError, ForwardedStream};
+pub(in crate::front) use relay::Relays;
 
 /// Limit on a call's message, in bytes; the message is kept for forwarding. The largest, a keep-alive that
 /// names 4,096 requests twice, has 90 KiB.
@@ -86,9 +89,12 @@ pub(in crate::front) async fn route(
 ) -> Response<Body> {
     let path = request.uri().path();
     let Some(kind) = kind(path) else {
-        return match calls.callers.authorize(&caller, path, &[]) {
-            Ok(()) => answered(routes.call(request).await),
-            Err(status) => status.into_http(),
+        if let Err(status) = calls.callers.authorize(&caller, path, &[]) {
+            return status.into_http();
+        }
+        return match relay::leader_for(&calls, &request) {
+            Some(leader) => relay::relay(calls, leader, caller, request).await.unwrap_or_else(Status::into_http),
+            None => answered(routes.call(request).await),
         };
     };
     let answer = async {
@@ -226,7 +232,7 @@ impl Forwarding {
         let asked = async {
             let (links, tls) = (&self.calls.links, self.calls.tls.as_deref());
             let link = match self.kind {
-                CallKind::Stream => link::dial(leader, address, tls).await.map(|link| (link, None)),
+                CallKind::Stream => link::dial(leader, address, tls, None).await.map(|link| (link, None)),
                 _ if path == SESSION_CALL => match links.for_session(leader, address, tls).await {
                     Ok(Some((link, permit))) => Ok((link, Some(permit))),
                     Ok(None) => return Err(ForwardError::TooMany),
@@ -305,43 +311,54 @@ impl Forwarding {
         }
     }
 
-    fn request(&self, address: &str) -> Result<Request<Full<Bytes>>, Status> {
-        let path = self.parts.uri.path();
-        let mut request = Request::post(format!("http://{address}{path}"))
-            .body(Full::new(self.body.clone()))
-            .map_err(|error| {
-                Status::internal(format!("{address}{path} is no place to pass a call on to: {error}"))
-            })?;
-        let headers = request.headers_mut();
-        headers.clone_from(&self.parts.headers);
-        headers.remove(http::header::CONTENT_LENGTH);
-        headers.remove(IDENTITY);
-        if self.calls.tls.is_some() {
-            // The leader trusts this node's certificate and takes the identity from the header below. Without
-            // TLS, the leader checks the caller's token itself.
-            headers.remove(http::header::AUTHORIZATION);
-            let identity = HeaderValue::from_bytes(self.caller.identity.as_str().as_bytes());
-            headers.insert(
-                IDENTITY,
-                identity.map_err(|error| Status::internal(format!("an identity is no header: {error}")))?,
-            );
-            headers.remove(ADDRESS);
-            if let Ok(address) = HeaderValue::from_str(&self.caller.address) {
-                headers.insert(ADDRESS, address);
-            }
-        }
-        if let Ok(by) = HeaderValue::from_str(&self.calls.about.incarnation) {
-            headers.insert(FORWARDED, by);
-        }
+    fn request(&self, address: &str) -> Result<Request<Body>, Status> {
+        let body = Body::new(Full::new(self.body.clone()));
+        let mut request = passed_on(&self.calls, &self.caller, &self.parts, address, body)?;
         if self.has_timeout {
             // The time that the call has spent on this node counts against the caller's deadline.
             let left = self.until.saturating_duration_since(Instant::now()).as_millis();
             if let Ok(left) = HeaderValue::from_str(&format!("{left}m")) {
-                headers.insert("grpc-timeout", left);
+                request.headers_mut().insert("grpc-timeout", left);
             }
         }
         Ok(request)
     }
+}
+
+/// The request with which this node passes the call of `caller` on to the node at `address`.
+fn passed_on(
+    calls: &Calls,
+    caller: &Caller,
+    parts: &Parts,
+    address: &str,
+    body: Body,
+) -> Result<Request<Body>, Status> {
+    let path = parts.uri.path();
+    let mut request = Request::post(format!("http://{address}{path}")).body(body).map_err(|error| {
+        Status::internal(format!("{address}{path} is no place to pass a call on to: {error}"))
+    })?;
+    let headers = request.headers_mut();
+    headers.clone_from(&parts.headers);
+    headers.remove(http::header::CONTENT_LENGTH);
+    headers.remove(IDENTITY);
+    if calls.tls.is_some() {
+        // The leader trusts this node's certificate and takes the identity from the header below. Without
+        // TLS, the leader checks the caller's token itself.
+        headers.remove(http::header::AUTHORIZATION);
+        let identity = HeaderValue::from_bytes(caller.identity.as_str().as_bytes());
+        headers.insert(
+            IDENTITY,
+            identity.map_err(|error| Status::internal(format!("an identity is no header: {error}")))?,
+        );
+        headers.remove(ADDRESS);
+        if let Ok(address) = HeaderValue::from_str(&caller.address) {
+            headers.insert(ADDRESS, address);
+        }
+    }
+    if let Ok(by) = HeaderValue::from_str(&calls.about.incarnation) {
+        headers.insert(FORWARDED, by);
+    }
+    Ok(request)
 }
 
 /// Completes when this node no longer follows `leader`.
