@@ -1,6 +1,6 @@
 //! The descriptions of locks, sessions and services that operators see.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{LockName, ModeKind, Slot, Token};
 
@@ -64,6 +64,9 @@ pub struct HolderInfo {
     pub identity: String,
     /// How long it has been held, if the backend knows.
     pub held_for: Option<Duration>,
+    /// When it was granted, by the wall clock of the node that led then; only our own service and `memory:`
+    /// know it.
+    pub since: Option<SystemTime>,
     /// Held, under a break, or closed.
     pub state: HolderState,
     /// The holder's meta data.
@@ -85,6 +88,7 @@ impl HolderInfo {
             label,
             identity: String::new(),
             held_for: None,
+            since: None,
             state: HolderState::Held,
             meta: Vec::new(),
             value: Vec::new(),
@@ -127,13 +131,26 @@ pub struct WaiterInfo {
     pub subtree: bool,
     /// The waiter's meta data.
     pub meta: Vec<(String, String)>,
+    /// How long it has been waiting, if the backend knows.
+    pub waiting_for: Option<Duration>,
+    /// When it was queued; as [`HolderInfo::since`].
+    pub since: Option<SystemTime>,
 }
 
 impl WaiterInfo {
     /// A waiter with this label at one name, of a backend without ids of sessions.
     #[must_use]
     pub const fn new(label: String, mode: ModeKind, meta: Vec<(String, String)>) -> Self {
-        Self { session: None, label, identity: String::new(), mode, subtree: false, meta }
+        Self {
+            session: None,
+            label,
+            identity: String::new(),
+            mode,
+            subtree: false,
+            meta,
+            waiting_for: None,
+            since: None,
+        }
     }
 }
 
@@ -187,12 +204,13 @@ pub fn decode_meta(bytes: &[u8]) -> Vec<(String, String)> {
 }
 
 impl LockInfo {
-    /// Converts a table's description of a name.
+    /// Converts a table's description of a name. `age`: of a hold with a token, or of a waiter, that began at
+    /// this time.
     pub fn from_description(
         name: LockName,
         description: lockkeeper_core::Description,
         label: impl Fn(lockkeeper_core::SessionId) -> String,
-        held_for: impl Fn(Token) -> Option<Duration>,
+        age: impl Fn(Option<Token>, lockkeeper_core::WallTime) -> Option<Duration>,
         closed_left: impl Fn(Token, u64) -> Duration,
     ) -> Self {
         use lockkeeper_core::HoldState;
@@ -204,7 +222,8 @@ impl LockInfo {
             subtree: hold.subtree,
             slot: hold.slot,
             label: hold.owner.map(|(session, _)| label(session)).unwrap_or_default(),
-            held_for: held_for(hold.token),
+            held_for: age(Some(hold.token), hold.since),
+            since: hold.since.time(),
             state: match hold.state {
                 HoldState::Held => HolderState::Held,
                 HoldState::Revoked { reason, by } => {
@@ -218,6 +237,8 @@ impl LockInfo {
         let waiters = description.waiters.into_iter().map(|waiter| WaiterInfo {
             session: Some(waiter.owner.0.0),
             subtree: waiter.subtree,
+            waiting_for: age(None, waiter.since),
+            since: waiter.since.time(),
             ..WaiterInfo::new(label(waiter.owner.0), waiter.mode, decode_meta(&waiter.meta))
         });
         Self {

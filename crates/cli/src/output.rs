@@ -2,7 +2,7 @@
 //! coloured on a terminal, unless `NO_COLOR` is set.
 
 use std::io::{IsTerminal, Write};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lockkeeper::{HolderInfo, HolderState};
 use serde::Serialize;
@@ -128,6 +128,12 @@ pub fn state_text(state: &HolderState) -> Option<String> {
     }
 }
 
+/// When a hold or a wait began: ` (since 2026-11-28T03:12:09Z)`.
+#[must_use]
+pub fn since_text(since: SystemTime) -> String {
+    format!(" (since {})", humantime::format_rfc3339_seconds(since))
+}
+
 /// A hold on one line: `token 7, exclusive, held by x, for 5s`.
 #[must_use]
 pub fn holder_text(holder: &HolderInfo) -> String {
@@ -137,6 +143,9 @@ pub fn holder_text(holder: &HolderInfo) -> String {
         text += &format!(", held by {}", client(&holder.label, &holder.identity));
         if let Some(held) = holder.held_for {
             text += &format!(", for {}", human(held));
+        }
+        if let Some(since) = holder.since {
+            text += &since_text(since);
         }
     }
     if let Some(state) = state_text(&holder.state) {

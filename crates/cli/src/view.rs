@@ -7,7 +7,7 @@ use lockkeeper::{
     Broken, ClusterInfo, HolderInfo, HolderState, LockInfo, NodeInfo, NodePart, NodeReport, NodeRole,
     ServiceStatus, SessionInfo, Token, TokenStatus, WaiterInfo,
 };
-use lockkeeper_http::view::content::shown;
+use lockkeeper_http::view::content::{shown, time};
 use lockkeeper_http::view::{
     BreakResult, BreakView, HoldStateView, HoldView, LockView, MemberView, MembersView, Mode, NodeView,
     PartView, RoleView, SessionView, TokenStateView, TokenView, WaiterView,
@@ -48,6 +48,7 @@ fn hold(holder: &HolderInfo) -> HoldView {
         state,
         slot: holder.slot,
         held_for_ms: holder.held_for.map(millis),
+        since: holder.since.map(time),
         closed_for_ms,
         value,
         value_base64,
@@ -68,6 +69,8 @@ fn waiter(waiter: &WaiterInfo) -> WaiterView {
         subtree: waiter.subtree,
         meta,
         meta_base64,
+        waiting_for_ms: waiter.waiting_for.map(millis),
+        since: waiter.since.map(time),
     }
 }
 

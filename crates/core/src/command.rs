@@ -3,7 +3,7 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::name::LockName;
-use crate::types::{Fingerprint, Mode, Seq, SessionId, Token};
+use crate::types::{Fingerprint, Mode, Seq, SessionId, Token, WallTime};
 
 /// A change of the table, applied by [`Table::apply`](crate::Table::apply) in log order.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -94,6 +94,11 @@ pub enum Command {
     RaiseRules {
         /// New version.
         version: u32,
+    },
+    /// Sets the time that requests which queue or are granted from here on show to people (leader only, E3).
+    SetClock {
+        /// The leader's wall clock.
+        now: WallTime,
     },
     /// Does a part of the backlog: work that earlier commands left because the work of one command is bounded
     /// (leader only, M2); see [`Table::has_backlog`](crate::Table::has_backlog). Changes nothing if there is

@@ -3,7 +3,7 @@
 use crate::name::LockName;
 use crate::snapshot::Snapshot;
 use crate::table::{Restorer, Table};
-use crate::{Acquire, Command, Effects, IfBusy, Mode, OpenSession, Seq, SessionId};
+use crate::{Acquire, Command, Effects, IfBusy, Mode, OpenSession, Seq, SessionId, WallTime};
 
 /// Decodes `bytes`; the first one selects the decoder.
 ///
@@ -71,6 +71,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     };
     let _raised =
         table.apply_whole(Command::RaiseRules { version: crate::limits::RULES_VERSION }, &mut effects);
+    let _set = table.apply_whole(Command::SetClock { now: WallTime(1_700_000_000_000) }, &mut effects);
     let _opened = table.apply_whole(Command::OpenSession(open), &mut effects);
     let mut seq = 0;
     for (names, mode, subtree) in [

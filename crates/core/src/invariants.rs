@@ -331,6 +331,7 @@ fn may_end(hold: &RequestState, token: Token, command: &Command) -> bool {
         | Command::SetLimit { .. }
         | Command::RaiseTokens { .. }
         | Command::RaiseRules { .. }
+        | Command::SetClock { .. }
         | Command::Resume => false,
     }
 }

@@ -54,4 +54,4 @@ pub use table::{
     Description, HoldInfo, HoldState, Page, Pending, PrefixLoad, Restorer, SessionInfo, SnapshotError,
     SnapshotProgress, SnapshotUnderWay, Table, TokenStatus, Usage, WaiterInfo,
 };
-pub use types::{Fingerprint, InvalidToken, Mode, ModeKind, Seq, SessionId, Slot, Ticket, Token};
+pub use types::{Fingerprint, InvalidToken, Mode, ModeKind, Seq, SessionId, Slot, Ticket, Token, WallTime};

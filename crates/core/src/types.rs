@@ -3,6 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU64;
 use std::str::FromStr;
+use std::time::{Duration, SystemTime};
 
 use crate::limits::TOKEN_MAX;
 
@@ -88,6 +89,35 @@ pub struct Seq(pub u64);
 impl fmt::Display for Seq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// A leader's wall clock in milliseconds since 1970, for people: no rule reads it, and it may step back (E3).
+/// 0: unknown.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct WallTime(pub u64);
+
+impl WallTime {
+    /// The age of something that began then; `None` if that is unknown. 0 if this clock is behind.
+    #[must_use]
+    pub fn until(self, now: Self) -> Option<Duration> {
+        (self.0 > 0).then(|| Duration::from_millis(now.0.saturating_sub(self.0)))
+    }
+
+    /// For display; `None` if it is unknown, or no year of four digits.
+    #[must_use]
+    pub fn time(self) -> Option<SystemTime> {
+        const YEAR_10000: u64 = 253_402_300_800_000;
+        let known = (1..YEAR_10000).contains(&self.0);
+        known.then(|| SystemTime::UNIX_EPOCH + Duration::from_millis(self.0))
+    }
+}
+
+impl From<SystemTime> for WallTime {
+    /// Before 1970: unknown.
+    fn from(time: SystemTime) -> Self {
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
     }
 }
 

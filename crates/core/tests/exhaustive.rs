@@ -18,6 +18,7 @@
 //!   without `keep_closed`, and once with and once without subtree (a permit only without); four of the six
 //!   acquires wait in one session and fail in the other, and two wait in both;
 //! * a permit request without a number, and `RaiseTokens` after a token was issued;
+//! * `SetClock`, which changes no answer: properties.rs generates it (E3);
 //! * a third secret: `open` finds one of the two sessions, or opens a new one if that session has ended.
 
 mod alphabet;

@@ -14,7 +14,7 @@ use std::cell::Cell;
 use lockkeeper_core::snapshot::{EndingState, FreedState, LimitState, Phase, RequestState};
 use lockkeeper_core::{
     Acquire, Command, Effects, IfBusy, LockName, Mode, ModeKind, OpenSession, Restorer, Seq, SessionId,
-    Snapshot, SnapshotError, Table, Ticket, Token, invariants,
+    Snapshot, SnapshotError, Table, Ticket, Token, WallTime, invariants,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -246,8 +246,18 @@ fn token_of(request: &mut RequestState) -> Option<(&mut Token, &mut Vec<u32>)> {
 
 /// Applies the change; `None` if the snapshot has no entry to change.
 fn tell(snapshot: &mut Snapshot, lie: Lie) -> Option<()> {
-    let Snapshot { rules, last_token, last_ticket, last_session, sessions, requests, limits, ending, freed } =
-        snapshot;
+    let Snapshot {
+        rules,
+        last_token,
+        last_ticket,
+        last_session,
+        sessions,
+        requests,
+        limits,
+        ending,
+        freed,
+        ..
+    } = snapshot;
     match lie {
         Lie::Counter(0, to) => *rules = to as u32,
         Lie::Counter(1, to) => *last_token = to,
@@ -417,14 +427,19 @@ fn freed(number: u64, after: u64) -> FreedState {
 #[test]
 fn every_inconsistency_has_its_own_error() {
     type Change = fn(&mut Snapshot);
-    let cases: [(Change, &str); 27] = [
-        (|s| s.rules = 3, "rules version 3"),
+    let cases: [(Change, &str); 29] = [
+        (|s| s.rules = 4, "rules version 4"),
         (
             |s| {
                 s.rules = 1;
                 s.sessions[0].identity = "billing".into();
             },
             "session s1 has an identity, which rules version 1 does not know",
+        ),
+        (|s| (s.rules, s.clock) = (2, WallTime(7)), "it has a time, which rules version 2 does not know"),
+        (
+            |s| (s.rules, s.requests[0].since) = (2, WallTime(7)),
+            "it has a time, which rules version 2 does not know",
         ),
         (|s| s.last_token = 1 << 53, "a counter is too high"),
         (|s| s.last_ticket = u64::MAX, "a counter is too high"),

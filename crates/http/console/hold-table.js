@@ -2,7 +2,7 @@
 // Tables of holds and of waiting requests. Rows are kept by their key, so that a refresh takes the focus from no button.
 
 import { el, fill, foreign, setText } from './dom.js';
-import { count, duration, exactly } from './format.js';
+import { count, dateTime, duration, exactly, utc } from './format.js';
 import { modeText } from './changes.js';
 
 /** @typedef {import('./lock-model.js').Hold & { value: string, wholeMeta: string, isBase64: boolean }} FullHold */
@@ -74,7 +74,7 @@ export function holdTable(onBreak) {
       holderOf(hold),
       modeText(hold),
       stateCell(hold),
-      el('span', { class: 'num', 'data-time': '' }),
+      ageCell(),
       hold.wholeMeta === '' ? '' : bytesText(hold.wholeMeta, hold.isBase64),
       hold.value === '' ? '' : bytesText(hold.value, hold.isBase64),
       el('button', { type: 'button', class: 'danger', 'aria-label': `Break the hold with token ${hold.token}`, onclick: () => onBreak(hold) }, 'Break…'),
@@ -88,14 +88,17 @@ export function holdTable(onBreak) {
  * The table of the requests that wait for a lock.
  */
 export function queueTable() {
-  const columns = ['Place', 'Client', 'Mode', 'Purpose'];
+  const columns = ['Place', 'Client', 'Mode', 'Waiting for', 'Purpose'];
   return keyedTable('Queue', columns, (/** @type {any} */ waiter) => waiter.key, (waiter, row) => {
-    fillRow(row, columns, waiter, () => [
+    const { since, ...rest } = waiter;
+    fillRow(row, columns, rest, () => [
       el('span', { class: 'num' }, count(waiter.place)),
       holderOf(waiter),
       modeText(waiter),
+      ageCell(),
       waiter.meta === '' ? '' : foreign(waiter.meta, 'wrap'),
     ]);
+    showAge(row, since);
   });
 }
 
@@ -134,6 +137,28 @@ function bytesText(text, isBase64) {
   return [foreign(text, 'wrap content'), isBase64 ? el('span', { class: 'sub' }, 'base64, where it is not text') : null];
 }
 
+/** An age, and since when: filled by `showAge`. */
+function ageCell() {
+  return [el('span', { class: 'num', 'data-time': '' }), el('span', { class: 'sub', 'data-since': '' })];
+}
+
+/**
+ * @param {HTMLElement} row
+ * @param {number} since in milliseconds since 1970; NaN: unknown
+ */
+function showAge(row, since) {
+  const [time, start] = [row.querySelector('[data-time]'), row.querySelector('[data-since]')];
+  const age = Date.now() - since;
+  if (time instanceof HTMLElement) {
+    setText(time, Number.isNaN(age) ? 'unknown' : duration(age));
+    time.title = Number.isNaN(age) ? '' : exactly(age);
+  }
+  if (start instanceof HTMLElement) {
+    setText(start, Number.isNaN(age) ? '' : `since ${dateTime(since)}`);
+    start.title = utc(since);
+  }
+}
+
 /**
  * Brings the times of a row up to date.
  *
@@ -141,12 +166,7 @@ function bytesText(text, isBase64) {
  * @param {FullHold} hold
  */
 function tick(row, hold) {
-  const time = row.querySelector('[data-time]');
-  const held = Date.now() - hold.since;
-  if (time instanceof HTMLElement) {
-    setText(time, Number.isNaN(held) ? 'unknown' : duration(held));
-    time.title = Number.isNaN(held) ? 'It was granted before the leader started.' : exactly(held);
-  }
+  showAge(row, hold.since);
   const left = row.querySelector('[data-left]');
   if (left !== null) setText(left, `${duration(hold.closedUntil - Date.now())} left`);
 }

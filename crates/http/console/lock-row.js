@@ -2,7 +2,7 @@
 // A row of the view of locks: a folder, a lock, or both.
 
 import { el, fill, nameParts, setText, visible } from './dom.js';
-import { count, counted, duration, exactly } from './format.js';
+import { count, counted, dateTime, duration, exactly } from './format.js';
 import { lockHref } from './names.js';
 import { stateOf, whoOf } from './lock-model.js';
 
@@ -136,7 +136,7 @@ export function createLockRow(tree) {
     setText(token, hold === undefined ? '' : String(hold.token));
     const held = hold === undefined || hold.state === 'closed' ? NaN : Date.now() - hold.since;
     setText(since, Number.isNaN(held) ? '' : duration(held));
-    since.title = Number.isNaN(held) ? '' : exactly(held);
+    since.title = hold === undefined || Number.isNaN(held) ? '' : `since ${dateTime(hold.since)}\n${exactly(held)}`;
     const waits = isFree ? 0 : (lock?.waiterCount ?? 0);
     setText(queue, waits === 0 ? '' : count(waits));
   }

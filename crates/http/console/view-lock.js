@@ -153,6 +153,7 @@ export function mountLock(route, root, signal) {
       mode: waiter.mode,
       subtree: waiter.subtree,
       meta: waiter.meta ?? waiter.meta_base64 ?? '',
+      since: typeof waiter.waiting_for_ms === 'number' ? Date.now() - waiter.waiting_for_ms : NaN,
     }));
     queue.show(waiters);
     queue.element.hidden = waiters.length === 0;

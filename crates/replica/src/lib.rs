@@ -38,7 +38,6 @@ mod members;
 pub mod mutant;
 pub mod replica;
 pub mod restore;
-mod since;
 pub mod storage;
 mod summary;
 

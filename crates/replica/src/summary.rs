@@ -39,6 +39,7 @@ impl CommandSummary {
             | Command::Downgrade { .. }
             | Command::RaiseTokens { .. }
             | Command::RaiseRules { .. }
+            | Command::SetClock { .. }
             | Command::Resume => Self::Other,
         }
     }

@@ -103,7 +103,7 @@ impl<D: Disk> NodeThread<D> {
             // The clock is read after the input (P5): a keep-alive then counts from its arrival or later, and
             // a new leader's zero point, from which its deadlines count, is not dated before the message that
             // caused it.
-            self.replica.begin(clock::now());
+            self.replica.begin(clock::now(), clock::wall());
             let begun = Instant::now();
             from_peers.drain(..).for_each(|event| self.replica.handle(event));
             if let Some(lost) = self.replica.lost_entries() {

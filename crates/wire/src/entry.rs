@@ -1,6 +1,6 @@
 //! Commands as stored in the log.
 
-use lockkeeper_core::{Break, Command, OpenSession, Seq, SessionId};
+use lockkeeper_core::{Break, Command, OpenSession, Seq, SessionId, WallTime};
 use prost::Message;
 
 use crate::fields::{self, Malformed, malformed};
@@ -73,6 +73,7 @@ impl From<&Command> for store::Command {
             })),
             Command::RaiseTokens { above } => own(What::RaiseTokens(store::RaiseTokens { above: *above })),
             Command::RaiseRules { version } => own(What::RaiseRules(store::RaiseRules { version: *version })),
+            Command::SetClock { now } => own(What::SetClock(store::SetClock { now_unix_ms: now.0 })),
             Command::Resume => own(What::Resume(store::Resume {})),
         }
     }
@@ -112,6 +113,7 @@ impl TryFrom<store::Command> for Command {
             }),
             Some(What::RaiseTokens(it)) => Self::RaiseTokens { above: it.above },
             Some(What::RaiseRules(it)) => Self::RaiseRules { version: it.version },
+            Some(What::SetClock(it)) => Self::SetClock { now: WallTime(it.now_unix_ms) },
             Some(What::Resume(store::Resume {})) => Self::Resume,
         })
     }

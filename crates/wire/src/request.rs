@@ -345,6 +345,7 @@ fn command_item(command: Command) -> Option<What> {
         | Command::Break(_)
         | Command::RaiseTokens { .. }
         | Command::RaiseRules { .. }
+        | Command::SetClock { .. }
         | Command::Resume => None,
     }
 }

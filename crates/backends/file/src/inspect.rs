@@ -29,7 +29,7 @@ fn describe(store: &FileStore, record: &mut Record) -> Result<LockInfo, OsError>
         record.name().clone(),
         table.describe(record.name(), Page { waiters_max: WAITERS_SHOWN, ..EVERY_HOLD }),
         |session| state.label(session),
-        |token| state.notes.get(&token.get()).and_then(super::state::HoldNote::age),
+        |token, _| state.notes.get(&token?.get()).and_then(super::state::HoldNote::age),
         |token, ms| state.closed_left(token, ms),
     );
     for holder in &mut info.holds {

@@ -94,7 +94,10 @@ pub(super) async fn show(args: Show) -> Result<u8, Failure> {
     }
     for (place, waiter) in info.waiters.iter().enumerate() {
         let client = output::client(&waiter.label, &waiter.identity);
-        output::line(format!("  {}. in the queue: {}, {}", place + 1, waiter.mode, client))?;
+        let waiting =
+            waiter.waiting_for.map(|waiting| format!(", for {}", human(waiting))).unwrap_or_default();
+        let since = waiter.since.map(output::since_text).unwrap_or_default();
+        output::line(format!("  {}. in the queue: {}, {client}{waiting}{since}", place + 1, waiter.mode))?;
     }
     if info.waiter_count > info.waiters.len() {
         output::line(format!("  and {} more wait", info.waiter_count - info.waiters.len()))?;

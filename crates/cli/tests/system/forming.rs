@@ -173,17 +173,39 @@ fn stopping_follower_ends_the_watches_that_it_passes_on() {
     assert!(!stopped.err.contains("did not end in time"), "{}", stopped.err);
 }
 
-/// Operators look for what was held long before a leader failed.
+/// Operators look for what was held long before a leader failed (E3).
 #[test]
-fn next_leader_knows_for_how_long_a_lock_is_held() {
+fn since_when_survives_a_crash_of_the_leader_and_restarts_of_all_nodes() {
     let three = Three::new();
-    let nodes = three.founded();
-    let test = TestDir::new().over(&format!("{},{}", nodes[&1].url(), nodes[&2].listening()));
+    let mut nodes = three.founded();
+    let all: Vec<String> = nodes.values().map(Node::listening).collect();
+    let test = TestDir::new().over(&format!("lockkeeper://{}", all.join(",")));
     let _holder = test.holder("x", &[]);
-    let held = || test.shown("x")["holds"][0]["held_for_ms"].as_u64();
-    let before = held().expect("the leader knows");
-    assert_eq!(test.ran("cluster transfer").code, i32::from(exit::OK));
-    wait_until("the next leader says it", || held().is_some_and(|after| after >= before));
+    let _waiter = test.lockkeeper(["run", "x", "--", "true"]).started();
+    test.wait_for_waiters("x", 1);
+    let times = || {
+        let lock = test.shown("x");
+        let (hold, waiter) = (&lock["holds"][0], &lock["waiters"][0]);
+        assert!(hold["held_for_ms"].is_u64() && waiter["waiting_for_ms"].is_u64(), "{lock}");
+        [hold, waiter].map(|it| it["since"].as_str().expect("a time").to_owned())
+    };
+    let before = times();
+    assert!(before[0] < before[1] && before[0].ends_with('Z'), "{before:?}");
+    let leader = || test.ran("cluster members --json").json()["leader"].as_u64().expect("a leader");
+    let crashed = leader();
+    nodes.remove(&crashed).expect("it runs").kill();
+    assert_eq!(times(), before, "the next leader");
+    assert_ne!(leader(), crashed);
+    for node in 1..=3 {
+        if let Some(node) = nodes.remove(&node) {
+            node.kill();
+        }
+        nodes.insert(node, three.start(node).ready());
+    }
+    assert_eq!(times(), before, "after restarts from the log");
+    let text = test.ran("show x").out;
+    let second = |time: &str| format!("(since {}Z)", &time[..19]);
+    assert!(before.iter().all(|time| text.contains(&second(time))), "{before:?} in {text}");
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn fields(value: &Value) -> BTreeSet<String> {
 fn timeless(mut value: Value) -> Value {
     match &mut value {
         Value::Object(object) => {
-            object.retain(|name, _| name != "held_for_ms" && name != "left_ms");
+            object.retain(|name, _| !["held_for_ms", "waiting_for_ms", "left_ms"].contains(&name.as_str()));
             object.values_mut().for_each(|it| *it = timeless(it.take()));
         }
         Value::Array(items) => items.iter_mut().for_each(|it| *it = timeless(it.take())),

@@ -14,7 +14,7 @@ use super::{KeptAnswer, Phase, RequestState, SessionState};
 use crate::name::LockName;
 use crate::reply::{End, Rejection, Reply};
 use crate::table::SnapshotError;
-use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Slot, Ticket, Token};
+use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Slot, Ticket, Token, WallTime};
 
 pub(super) struct ItemWriter<'a>(&'a mut Vec<u8>);
 
@@ -237,6 +237,14 @@ impl<'a> ItemReader<'a> {
         narrow(self.number()?)
     }
 
+    /// A time that is known: an unknown one is left out, so each item has one encoding.
+    pub(super) fn wall_time(&mut self) -> Read<WallTime> {
+        match self.number()? {
+            0 => Err(SnapshotError("a time is 0".to_owned())),
+            time => Ok(WallTime(time)),
+        }
+    }
+
     fn option(&mut self) -> Read<Option<u64>> {
         if self.flag()? { self.number().map(Some) } else { Ok(None) }
     }
@@ -335,6 +343,7 @@ impl<'a> ItemReader<'a> {
             keep_closed_ms: self.number()?,
             value: self.bytes()?,
             meta: self.bytes()?,
+            since: WallTime::default(),
             phase: match self.u8()? {
                 0 => Phase::Waiting { at_most_ms: self.option()? },
                 1 => Phase::Held { token: self.token()?, slots: self.slots()? },

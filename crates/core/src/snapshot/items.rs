@@ -24,7 +24,7 @@ use super::view::RequestView;
 use super::{EndingState, FreedState, LimitState, RequestState, SessionState, Snapshot};
 use crate::name::LockName;
 use crate::table::SnapshotError;
-use crate::types::Ticket;
+use crate::types::{Ticket, WallTime};
 
 /// Raised with every change of an item's layout. A digest depends on the layout, so only digests of the same
 /// format can be compared.
@@ -44,6 +44,10 @@ const FREED: u8 = 6;
 /// rules, so that nodes of both versions compute the same digest (V1).
 const IDENTIFIED: u8 = 7;
 const IDENTIFIED_ENDING: u8 = 8;
+/// The leader's wall clock, and a request with its time: left out while unknown, as before version 3 of the
+/// rules.
+const CLOCK: u8 = 9;
+const TIMED_REQUEST: u8 = 10;
 
 /// The counters of a table and its version of the rules.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +56,7 @@ pub(crate) struct Header {
     pub(crate) last_token: u64,
     pub(crate) last_ticket: u64,
     pub(crate) last_session: u64,
+    pub(crate) clock: WallTime,
 }
 
 /// Digest of the items so far.
@@ -80,14 +85,19 @@ fn put(out: &mut Vec<u8>, tag: u8, parts: impl FnOnce(&mut ItemWriter<'_>)) -> D
     digest
 }
 
+/// Appends the header and, if it is known, the clock.
 pub(crate) fn put_header(out: &mut Vec<u8>, header: &Header) -> Digest {
-    put(out, HEADER, |w| {
+    let mut digest = put(out, HEADER, |w| {
         w.number(FORMAT);
         w.number(u64::from(header.rules));
         w.number(header.last_token);
         w.number(header.last_ticket);
         w.number(header.last_session);
-    })
+    });
+    if header.clock != WallTime::default() {
+        digest += put(out, CLOCK, |w| w.number(header.clock.0));
+    }
+    digest
 }
 
 pub(crate) fn put_session(out: &mut Vec<u8>, session: &SessionState) -> Digest {
@@ -104,7 +114,13 @@ pub(crate) fn put_request(
     out: &mut Vec<u8>,
     request: RequestView<'_, impl ExactSizeIterator<Item = impl Borrow<LockName>>>,
 ) -> Digest {
-    put(out, REQUEST, |w| w.request(request))
+    match request.since {
+        WallTime(0) => put(out, REQUEST, |w| w.request(request)),
+        WallTime(since) => put(out, TIMED_REQUEST, |w| {
+            w.number(since);
+            w.request(request);
+        }),
+    }
 }
 
 pub(crate) fn put_limit(out: &mut Vec<u8>, name: &str, limit: u32, stored: bool) -> Digest {
@@ -148,6 +164,7 @@ impl Snapshot {
             last_token: self.last_token,
             last_ticket: self.last_ticket,
             last_session: self.last_session,
+            clock: self.clock,
         }
     }
 
@@ -202,6 +219,10 @@ impl Snapshot {
                     snapshot.last_ticket = header.last_ticket;
                     snapshot.last_session = header.last_session;
                 }
+                SnapshotItem::Clock(_) if snapshot.clock != WallTime::default() => {
+                    return refuse("it has two times of the leader's clock");
+                }
+                SnapshotItem::Clock(clock) => snapshot.clock = clock,
                 SnapshotItem::Session(session) => snapshot.sessions.push(session),
                 SnapshotItem::Request(request) => snapshot.requests.push(request),
                 SnapshotItem::Limit(limit) => snapshot.limits.push(limit),
@@ -228,6 +249,7 @@ impl Snapshot {
 /// An item of a stream, except its end.
 pub(crate) enum SnapshotItem {
     Header(Header),
+    Clock(WallTime),
     Session(SessionState),
     Request(RequestState),
     Limit(LimitState),
@@ -308,7 +330,11 @@ impl StreamReader {
             }
             (ReaderState::Items, SESSION) => SnapshotItem::Session(r.session()?),
             (ReaderState::Items, IDENTIFIED) => SnapshotItem::Session(r.identified_session()?),
+            (ReaderState::Items, CLOCK) => SnapshotItem::Clock(r.wall_time()?),
             (ReaderState::Items, REQUEST) => SnapshotItem::Request(r.request()?),
+            (ReaderState::Items, TIMED_REQUEST) => {
+                SnapshotItem::Request(RequestState { since: r.wall_time()?, ..r.request()? })
+            }
             (ReaderState::Items, LIMIT) => {
                 SnapshotItem::Limit(LimitState { name: r.name()?, limit: r.narrow()?, stored: r.flag()? })
             }
@@ -368,6 +394,7 @@ fn header(r: &mut ItemReader<'_>) -> Result<Header, SnapshotError> {
         last_token: r.number()?,
         last_ticket: r.number()?,
         last_session: r.number()?,
+        clock: WallTime::default(),
     })
 }
 

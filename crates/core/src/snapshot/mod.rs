@@ -13,7 +13,7 @@ pub use items::FORMAT;
 
 use crate::name::LockName;
 use crate::reply::Reply;
-use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Slot, Ticket, Token};
+use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Slot, Ticket, Token, WallTime};
 
 /// The complete state of a table.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -26,6 +26,8 @@ pub struct Snapshot {
     pub last_ticket: u64,
     /// Last session id assigned; 0 before the first.
     pub last_session: u64,
+    /// The leader's wall clock (E3).
+    pub clock: WallTime,
     /// Live sessions, by id.
     pub sessions: Vec<SessionState>,
     /// Waiters, holds and closed holds, by ticket.
@@ -123,6 +125,8 @@ pub struct RequestState {
     pub value: Box<[u8]>,
     /// Purpose, for people.
     pub meta: Box<[u8]>,
+    /// When it was granted; of a waiter, when it was queued (E3).
+    pub since: WallTime,
     /// Waiting, held, revoked or closed.
     pub phase: Phase,
 }

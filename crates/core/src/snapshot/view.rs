@@ -5,7 +5,7 @@
 
 use super::{Phase, RequestState};
 use crate::name::LockName;
-use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Slot, Ticket, Token};
+use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Slot, Ticket, Token, WallTime};
 
 pub(crate) struct RequestView<'a, N> {
     pub(crate) ticket: Ticket,
@@ -17,6 +17,7 @@ pub(crate) struct RequestView<'a, N> {
     pub(crate) keep_closed_ms: u64,
     pub(crate) value: &'a [u8],
     pub(crate) meta: &'a [u8],
+    pub(crate) since: WallTime,
     pub(crate) phase: PhaseView<'a>,
 }
 
@@ -40,6 +41,7 @@ impl RequestState {
             keep_closed_ms: self.keep_closed_ms,
             value: &self.value,
             meta: &self.meta,
+            since: self.since,
             phase: match &self.phase {
                 &Phase::Waiting { at_most_ms } => PhaseView::Waiting { at_most_ms },
                 Phase::Held { token, slots } => PhaseView::Held { token: *token, slots },
@@ -65,6 +67,7 @@ impl<N: Iterator<Item = LockName>> RequestView<'_, N> {
             keep_closed_ms: self.keep_closed_ms,
             value: self.value.into(),
             meta: self.meta.into(),
+            since: self.since,
             phase: match self.phase {
                 PhaseView::Waiting { at_most_ms } => Phase::Waiting { at_most_ms },
                 PhaseView::Held { token, slots } => Phase::Held { token, slots: slots.to_vec() },

@@ -127,6 +127,7 @@ impl Table {
                 base_bytes,
                 account,
                 stage: RequestStage::Waiting { at_most_ms: at_most_ms.flatten() },
+                since: self.clock,
                 extras,
             },
             &self.names,

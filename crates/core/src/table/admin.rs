@@ -7,7 +7,7 @@ use super::work::Freed;
 use crate::limits;
 use crate::name::LockName;
 use crate::reply::{Rejection, Reply};
-use crate::types::{ModeKind, Ticket};
+use crate::types::{ModeKind, Ticket, WallTime};
 use crate::validate;
 
 impl Table {
@@ -89,5 +89,18 @@ impl Table {
         }
         self.rules = self.rules.max(version);
         Reply::Done
+    }
+
+    pub(super) fn set_clock(&mut self, now: WallTime) -> Reply {
+        if self.rules >= limits::RULES_WITH_CLOCK {
+            self.clock = now;
+        }
+        Reply::Done
+    }
+
+    /// The time of the last [`Command::SetClock`](crate::Command::SetClock).
+    #[must_use]
+    pub fn clock(&self) -> WallTime {
+        self.clock
     }
 }

@@ -31,7 +31,10 @@ impl Command {
         const VISITS: usize = Class::ALL.len() * limits::POSITION_VISITS_MAX
             + 4 * (limits::HOLDER_VISITS_MAX + limits::LIVE_TOKENS_MAX);
         let segments = match self {
-            Self::OpenSession(_) | Self::RaiseTokens { .. } | Self::RaiseRules { .. } => 0,
+            Self::OpenSession(_)
+            | Self::RaiseTokens { .. }
+            | Self::RaiseRules { .. }
+            | Self::SetClock { .. } => 0,
             Self::Acquire(_) | Self::SetLimit { .. } => self.names().iter().map(LockName::segments).sum(),
             Self::Break(_)
             | Self::TimeOut { .. }
@@ -65,6 +68,7 @@ impl Command {
             | Self::Downgrade { .. }
             | Self::RaiseTokens { .. }
             | Self::RaiseRules { .. }
+            | Self::SetClock { .. }
             | Self::Resume => &[],
         }
     }
@@ -89,6 +93,7 @@ impl Command {
                 | Self::SetLimit { .. }
                 | Self::RaiseTokens { .. }
                 | Self::RaiseRules { .. }
+                | Self::SetClock { .. }
                 | Self::Resume => 0,
             }
     }
@@ -112,6 +117,7 @@ impl Command {
             | Self::EndRevoked { .. }
             | Self::RaiseTokens { .. }
             | Self::RaiseRules { .. }
+            | Self::SetClock { .. }
             | Self::Resume => false,
         }
     }
@@ -146,6 +152,7 @@ impl Table {
             | Command::Break(_)
             | Command::RaiseTokens { .. }
             | Command::RaiseRules { .. }
+            | Command::SetClock { .. }
             | Command::Resume => None,
         }
     }

@@ -7,7 +7,7 @@ use super::request::{RequestId, RequestStage};
 use crate::limits;
 use crate::name::LockName;
 use crate::reply::{Grant, PermitGrant, Reply};
-use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
+use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token, WallTime};
 
 /// Status of a token at a name (B4).
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -84,6 +84,8 @@ pub struct HoldInfo {
     pub slot: Option<Slot>,
     /// Held, revoked or closed.
     pub state: HoldState,
+    /// When it was granted (E3).
+    pub since: WallTime,
     /// Value that the holder publishes.
     pub value: Box<[u8]>,
     /// Purpose, for people.
@@ -120,6 +122,8 @@ pub struct WaiterInfo {
     pub subtree: bool,
     /// Purpose, for people.
     pub meta: Box<[u8]>,
+    /// When it was queued (E3).
+    pub since: WallTime,
 }
 
 /// Description of a session, also used to rebuild the session's timers.
@@ -271,6 +275,7 @@ impl Table {
             mode: request.kind,
             subtree: request.subtree,
             meta: request.extras.as_ref().map(|extras| extras.meta.clone()).unwrap_or_default(),
+            since: request.since,
         })
     }
 
@@ -303,6 +308,7 @@ impl Table {
             names: nodes.iter().map(|&node| self.names.name(node)).collect(),
             slot: index.and_then(|index| request.slot(index)),
             state,
+            since: request.since,
             value: extras.map(|extras| extras.value.clone()).unwrap_or_default(),
             meta: extras.map(|extras| extras.meta.clone()).unwrap_or_default(),
         })

@@ -117,7 +117,10 @@ impl Table {
     pub(super) fn hold(&mut self, id: RequestId) {
         self.last_token += 1;
         let Some(token) = Token::new(self.last_token) else { unreachable!("callers check TOKEN_MAX") };
-        self.requests.edit(id, &self.names, |request| request.stage = RequestStage::Held { token });
+        let since = self.clock;
+        self.requests.edit(id, &self.names, |request| {
+            (request.stage, request.since) = (RequestStage::Held { token }, since);
+        });
         let request = &self.requests[id as usize];
         let shared = request.kind == ModeKind::Shared;
         let nodes = request.nodes.clone();

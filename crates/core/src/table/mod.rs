@@ -39,7 +39,7 @@ pub use usage::Usage;
 use crate::command::Command;
 use crate::limits;
 use crate::reply::{Effect, Effects, Reply};
-use crate::types::{SessionId, Ticket, Token};
+use crate::types::{SessionId, Ticket, Token, WallTime};
 use names::{Names, NodeId};
 use request::RequestId;
 use requests::Requests;
@@ -56,6 +56,8 @@ pub struct Table {
     last_token: u64,
     last_ticket: u64,
     last_session: u64,
+    /// The time of the last [`Command::SetClock`].
+    clock: WallTime,
     names: Names,
     requests: Requests,
     sessions: Sessions,
@@ -97,6 +99,7 @@ impl Table {
             last_token: 0,
             last_ticket: 0,
             last_session: 0,
+            clock: WallTime::default(),
             names: Names::new(hash_seed),
             requests: Requests::default(),
             sessions: Sessions::default(),
@@ -140,6 +143,7 @@ impl Table {
             Command::Break(order) => self.break_hold(&order, out),
             Command::RaiseTokens { above } => self.raise_tokens(above),
             Command::RaiseRules { version } => self.raise_rules(version),
+            Command::SetClock { now } => self.set_clock(now),
             Command::Resume => self.resume(out),
         };
         self.pass_freed(out);

@@ -9,7 +9,7 @@ use super::names::{Names, NodeId};
 use super::usage::{AccountId, Usage};
 use crate::name::LockName;
 use crate::snapshot::view::{PhaseView, RequestView};
-use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Slot, Ticket, Token};
+use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Slot, Ticket, Token, WallTime};
 
 /// Index of a [`RequestEntry`]. Reused after the request is removed.
 pub(super) type RequestId = u32;
@@ -33,6 +33,8 @@ pub(super) struct RequestEntry {
     /// The account of the request's session; for a closed hold, of the session that held it.
     pub(super) account: AccountId,
     pub(super) stage: RequestStage,
+    /// When it was granted; of a waiter, when it was queued.
+    pub(super) since: WallTime,
     pub(super) extras: Option<Box<Extras>>,
 }
 
@@ -124,6 +126,7 @@ impl RequestEntry {
             keep_closed_ms: u64::from(self.keep_closed_ms),
             value: extras.map_or(&[], |extras| &extras.value),
             meta: extras.map_or(&[], |extras| &extras.meta),
+            since: self.since,
             phase: match self.stage {
                 RequestStage::Waiting { at_most_ms } => PhaseView::Waiting { at_most_ms },
                 RequestStage::Held { token } => PhaseView::Held { token, slots },

@@ -18,7 +18,7 @@ use crate::limits;
 use crate::name;
 use crate::snapshot::items::{Header, SnapshotItem, StreamReader};
 use crate::snapshot::{EndingState, FreedState, LimitState, Phase, RequestState, SessionState, Snapshot};
-use crate::types::{ModeKind, Seq, SessionId, Slot};
+use crate::types::{ModeKind, Seq, SessionId, Slot, WallTime};
 
 /// The snapshot does not describe a valid table. No part of it is used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -62,6 +62,7 @@ impl Restorer {
         let table = &mut self.table;
         let result = self.stream.push(bytes, |item| match item {
             SnapshotItem::Header(header) => table.restore_header(&header),
+            SnapshotItem::Clock(clock) => table.restore_clock(clock),
             SnapshotItem::Session(state) => table.restore_session(state, None),
             SnapshotItem::Ending(EndingState { session, delay_ms }) => {
                 table.restore_session(session, Some(delay_ms))
@@ -103,6 +104,7 @@ impl Table {
     pub fn restore(snapshot: &Snapshot, hash_seed: u64) -> Result<Self, SnapshotError> {
         let mut table = Self::new(hash_seed);
         table.restore_header(&snapshot.header())?;
+        table.restore_clock(snapshot.clock)?;
         for state in &snapshot.sessions {
             table.restore_session(state.clone(), None)?;
         }
@@ -123,7 +125,7 @@ impl Table {
     }
 
     fn restore_header(&mut self, header: &Header) -> Result<(), SnapshotError> {
-        let &Header { rules, last_token, last_ticket, last_session } = header;
+        let &Header { rules, last_token, last_ticket, last_session, .. } = header;
         if rules > limits::RULES_VERSION {
             let known = limits::RULES_VERSION;
             return refuse(format!("it needs rules version {rules}, the newest known here is {known}"));
@@ -133,6 +135,22 @@ impl Table {
         }
         (self.rules, self.last_token) = (rules, last_token);
         (self.last_ticket, self.last_session) = (last_ticket, last_session);
+        Ok(())
+    }
+
+    fn restore_clock(&mut self, clock: WallTime) -> Result<(), SnapshotError> {
+        self.check_time(clock)?;
+        if self.clock != WallTime::default() {
+            return refuse("it has two times of the leader's clock");
+        }
+        self.clock = clock;
+        Ok(())
+    }
+
+    fn check_time(&self, time: WallTime) -> Result<(), SnapshotError> {
+        if time != WallTime::default() && self.rules < limits::RULES_WITH_CLOCK {
+            return refuse(format!("it has a time, which rules version {} does not know", self.rules));
+        }
         Ok(())
     }
 
@@ -192,6 +210,7 @@ impl Table {
     fn restore_request(&mut self, state: RequestState) -> Result<(), SnapshotError> {
         let ticket = state.ticket;
         check_shape(&state, self.last_ticket)?;
+        self.check_time(state.since)?;
         let (mode, subtree) = (state.mode, state.subtree);
         let (stage, slots, reason, by) = match state.phase {
             Phase::Waiting { at_most_ms } => {
@@ -225,6 +244,7 @@ impl Table {
                 base_bytes: base_bytes(&state.names),
                 account: AccountId::UNKNOWN,
                 stage,
+                since: state.since,
                 extras: has_extras
                     .then(|| Box::new(Extras { value: state.value, meta: state.meta, reason, by })),
             },

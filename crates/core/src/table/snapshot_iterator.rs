@@ -115,6 +115,7 @@ impl Table {
             last_token: self.last_token,
             last_ticket: self.last_ticket,
             last_session: self.last_session,
+            clock: self.clock,
         }
     }
 
@@ -130,12 +131,13 @@ impl Table {
         };
         let mut limits: Vec<LimitState> = self.names.all().filter_map(limit_state).collect();
         limits.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let Header { rules, last_token, last_ticket, last_session } = self.header();
+        let Header { rules, last_token, last_ticket, last_session, clock } = self.header();
         Snapshot {
             rules,
             last_token,
             last_ticket,
             last_session,
+            clock,
             sessions: self.sessions.iter().map(|(id, session)| session.state(id)).collect(),
             requests,
             limits,

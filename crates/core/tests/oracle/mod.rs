@@ -130,6 +130,12 @@ impl Oracle {
             Command::Break(command) => self.break_hold(&command, reported),
             Command::RaiseTokens { above } => self.t3_raise_tokens(above),
             Command::RaiseRules { version } => self.v1_raise_rules(version),
+            Command::SetClock { now } => {
+                if self.state.rules >= 3 {
+                    self.state.clock = now; // E3
+                }
+                Reply::Done
+            }
             // The oracle never leaves a backlog.
             Command::Resume => Reply::Done,
         }

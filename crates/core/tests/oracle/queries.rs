@@ -19,6 +19,7 @@ pub(crate) fn describe(now: &Snapshot, name: &LockName, page: Page) -> Descripti
                         mode: request.mode,
                         subtree: request.subtree,
                         meta: request.meta.clone(),
+                        since: request.since,
                     });
                 }
                 continue;
@@ -38,6 +39,7 @@ pub(crate) fn describe(now: &Snapshot, name: &LockName, page: Page) -> Descripti
                 names: request.names.clone(),
                 slot: super::requests::slot_of(request, name),
                 state,
+                since: request.since,
                 value: request.value.clone(),
                 meta: request.meta.clone(),
             });

@@ -91,6 +91,7 @@ impl Oracle {
             keep_closed_ms: acquire.keep_closed_ms,
             value: acquire.value,
             meta: acquire.meta,
+            since: self.state.clock, // E3
             phase: Phase::Waiting { at_most_ms: at_most_ms.flatten() },
         };
         let asked = match acquire.mode {
@@ -289,6 +290,7 @@ impl Oracle {
             ModeKind::Exclusive | ModeKind::Shared => Vec::new(),
         };
         self.state.requests[at].phase = Phase::Held { token, slots };
+        self.state.requests[at].since = self.state.clock; // E3
         Grant { token, permits: self.l4_permits(&self.state.requests[at]) }
     }
 

@@ -7,6 +7,7 @@
 use lockkeeper_core::snapshot::{Phase, SessionState};
 use lockkeeper_core::{
     Acquire, Break, Command, IfBusy, LockName, Mode, ModeKind, OpenSession, Seq, SessionId, Snapshot, Token,
+    WallTime,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -63,6 +64,7 @@ pub(crate) enum Step {
     },
     RaiseTokens(RaisePick),
     RaiseRules(u32),
+    SetClock(u64),
     /// A delayed duplicate: an exact copy of an earlier command of the history.
     Again(usize),
     Restart,
@@ -217,7 +219,8 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
         6 => (name(), token_pick(), any::<bool>(), prop::sample::select([0, 0, 0, 5, 257].as_slice()))
             .prop_map(|(name, token, now, reason_bytes)| Step::Break { name, token, now, reason_bytes }),
         1 => raise.prop_map(Step::RaiseTokens),
-        1 => (0..4u32).prop_map(Step::RaiseRules),
+        1 => (0..5u32).prop_map(Step::RaiseRules),
+        4 => (0..9u64).prop_map(Step::SetClock),
         8 => any::<usize>().prop_map(Step::Again),
         1 => Just(Step::Restart),
         4 => (name(), token_pick()).prop_map(|(name, token)| Step::CheckToken { name, token }),
@@ -428,6 +431,7 @@ pub(crate) fn command(step: Step, now: &Snapshot, history: &[Command]) -> Option
         Step::RaiseTokens(RaisePick::Up(by)) => Command::RaiseTokens { above: now.last_token + by },
         Step::RaiseTokens(RaisePick::Exactly(above)) => Command::RaiseTokens { above },
         Step::RaiseRules(version) => Command::RaiseRules { version },
+        Step::SetClock(now) => Command::SetClock { now: WallTime(now) },
         Step::Again(pick) if !history.is_empty() => history[pick % history.len()].clone(),
         Step::Again(_) | Step::Restart | Step::CheckToken { .. } => return None,
     })

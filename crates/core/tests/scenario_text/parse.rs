@@ -1,6 +1,8 @@
 //! The parser of scenario lines. Refuses unknown words.
 
-use lockkeeper_core::{Acquire, Break, Command, IfBusy, LockName, Mode, OpenSession, Seq, SessionId, Token};
+use lockkeeper_core::{
+    Acquire, Break, Command, IfBusy, LockName, Mode, OpenSession, Seq, SessionId, Token, WallTime,
+};
 
 /// A parsed line. The command of a session is built later, once the session's id is known.
 pub(crate) enum Line {
@@ -132,6 +134,7 @@ impl Line {
                 Self::Plain(Command::SetLimit { name, limit })
             }
             "raise-tokens" => Self::Plain(Command::RaiseTokens { above: number(words.first("a number")?)? }),
+            "clock" => Self::Plain(Command::SetClock { now: WallTime(number(words.first("a time")?)?) }),
             "resume" => Self::Plain(Command::Resume),
             "raise-rules" => Self::Plain(Command::RaiseRules { version: number(words.first("a number")?)? }),
             "check-token" => Self::CheckToken {

@@ -1,7 +1,7 @@
 //! Formats answers, effects and the whole table for scenarios.
 
 use lockkeeper_core::snapshot::{Phase, RequestState};
-use lockkeeper_core::{Effect, End, Grant, ModeKind, Reply, SessionId, Snapshot, Token};
+use lockkeeper_core::{Effect, End, Grant, ModeKind, Reply, SessionId, Snapshot, Token, WallTime};
 
 pub(crate) fn reply(reply: &Reply, called: &dyn Fn(SessionId) -> String) -> String {
     match reply {
@@ -82,6 +82,9 @@ fn request_line(request: &RequestState, called: &dyn Fn(SessionId) -> String) ->
     }
     if let Phase::Closed { ms, .. } = request.phase {
         words.push(format!("for {ms}ms"));
+    }
+    if request.since != WallTime::default() {
+        words.push(format!("since={}", request.since.0));
     }
     words.join(" ")
 }

@@ -1,4 +1,7 @@
-//! A hold's value and its purpose are bytes: in JSON text if they are UTF-8, else base64.
+//! Content of locks in JSON: a hold's value and its purpose are bytes, which are text if they are UTF-8, else
+//! base64; times are text.
+
+use std::time::SystemTime;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -26,6 +29,12 @@ pub fn shown(bytes: Vec<u8>) -> (Option<String>, Option<String>) {
         Ok(text) => (Some(text), None),
         Err(error) => (None, Some(STANDARD.encode(error.as_bytes()))),
     }
+}
+
+/// A time as text: RFC 3339, in UTC, to the millisecond.
+#[must_use]
+pub fn time(time: SystemTime) -> String {
+    humantime::format_rfc3339_millis(time).to_string()
 }
 
 #[cfg(test)]

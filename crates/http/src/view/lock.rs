@@ -1,10 +1,11 @@
 //! Locks: holds, waiters, and the answers about tokens.
 
+use lockkeeper_core::WallTime;
 use lockkeeper_wire::v1;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::content::shown;
+use super::content::{shown, time};
 
 /// The state of a lock.
 #[derive(Serialize, ToSchema)]
@@ -54,9 +55,13 @@ pub struct HoldView {
     /// Of a permit: its slot, from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot: Option<u32>,
-    /// How long it has been held, in milliseconds; absent: unknown, as after a change of the leader.
+    /// How long it has been held, in milliseconds, by the wall clock of the node that answers; absent:
+    /// unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_for_ms: Option<u64>,
+    /// When it was granted, by the wall clock of the node that led then (RFC 3339, UTC); absent: unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
     /// Of a closed hold: how much longer it keeps the lock closed, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub closed_for_ms: Option<u64>,
@@ -127,6 +132,12 @@ pub struct WaiterView {
     /// The purpose in base64, if it is not text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meta_base64: Option<String>,
+    /// How long it has been waiting, in milliseconds; as `held_for_ms` of a hold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting_for_ms: Option<u64>,
+    /// When it was queued; as `since` of a hold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
 }
 
 /// What the service knows of a token.
@@ -213,6 +224,7 @@ impl From<v1::Hold> for HoldView {
             state,
             slot: hold.slot,
             held_for_ms: hold.held_for_ms,
+            since: WallTime(hold.since_unix_ms).time().map(time),
             closed_for_ms: Some(hold.closed_for_ms).filter(|left| *left > 0),
             value,
             value_base64,
@@ -236,6 +248,8 @@ impl From<v1::Waiter> for WaiterView {
             subtree: waiter.subtree,
             meta,
             meta_base64,
+            waiting_for_ms: waiter.waiting_for_ms,
+            since: WallTime(waiter.since_unix_ms).time().map(time),
         }
     }
 }

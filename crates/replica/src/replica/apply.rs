@@ -173,19 +173,10 @@ impl Replica {
             self.is_resuming = false;
         }
         let (visits, visits_max) = (self.table.visits(), command.visits_max());
-        let last_token = self.table.last_token();
         let reply = self.table.apply(command, &mut self.effects);
         let visits = self.table.visits() - visits;
         debug_assert!(visits <= visits_max, "{visits} entries looked at, {visits_max} are allowed (M2)");
         self.turn.spend(visits);
-        if let Some(token) = Token::new(last_token + 1)
-            && self.table.last_token() > last_token
-            && self.turn.begun() > Some(self.recovered_through)
-            // A learner applies what others have applied long ago.
-            && self.members.configuration.voters.contains(&self.config.node)
-        {
-            self.since.issued(self.now, token);
-        }
         if let Reply::Refused(rejection @ Rejection::UnknownRules { .. }) = &reply {
             return Err(Fatal(rejection.to_string()));
         }

@@ -12,7 +12,6 @@ use crate::engine::Position;
 use crate::event::{Answer, Output, Received};
 use crate::members::Members;
 use crate::mutant::Mutant;
-use crate::since::Since;
 
 /// The checked fields of a snapshot offer.
 struct Offered<'a> {
@@ -76,7 +75,6 @@ impl Replica {
         // Without this call, the engine would scan the entries up to this index for membership changes before
         // its next campaign, but its log no longer has them.
         self.engine.applied(at.index);
-        self.since = Since::default();
         self.in_flight.clear();
         self.turn.forget();
         self.is_resuming = false;

@@ -37,7 +37,7 @@ mod watch;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use lockkeeper_core::{Effects, Table};
+use lockkeeper_core::{Effects, Table, WallTime};
 use lockkeeper_wire::peer::PeerMessage;
 use lockkeeper_wire::{store, v1};
 
@@ -48,7 +48,6 @@ use crate::lease::LeaseClock;
 use crate::load::Activity;
 use crate::members::Members;
 use crate::mutant::Mutant;
-use crate::since::Since;
 use apply::ApplyQueue;
 pub use apply::TURN_VISITS_MAX;
 use calls::OpenCalls;
@@ -158,10 +157,8 @@ pub struct Replica {
     next_tick: Duration,
     lead: Lead,
     book: Deadlines,
-    since: Since,
-    /// Index of the last log entry at the start. The issue times of tokens that were granted up to this entry
-    /// are unknown.
-    recovered_through: u64,
+    /// The wall clock at the beginning of this turn.
+    wall: WallTime,
     streams: BTreeMap<StreamId, ClientStream>,
     calls: OpenCalls,
     /// Client events received before this leader was ready, and the number of requests in them; an event that
@@ -224,7 +221,6 @@ impl Replica {
         }
         let clients = recovered.members.nodes.values();
         let clients = clients.map(|member| (member.node, member.client_address.clone())).collect();
-        let recovered_through = engine.last_index();
         let mut replica = Self {
             next_tick: now + config.tick,
             config,
@@ -240,8 +236,7 @@ impl Replica {
             lease_now: Duration::ZERO,
             lead: Lead::No,
             book: Deadlines::default(),
-            since: Since::default(),
-            recovered_through,
+            wall: WallTime::default(),
             streams: BTreeMap::new(),
             calls: OpenCalls::default(),
             early: VecDeque::new(),
@@ -276,8 +271,10 @@ impl Replica {
         Ok(replica)
     }
 
-    /// Begins a turn. `now` is read from a clock that counts suspend (`CLOCK_BOOTTIME`), with any origin.
-    pub fn begin(&mut self, now: Duration) {
+    /// Begins a turn. `now` is read from a clock that counts suspend (`CLOCK_BOOTTIME`), with any origin;
+    /// `wall` is for people only.
+    pub fn begin(&mut self, now: Duration, wall: WallTime) {
+        self.wall = wall;
         self.now = self.now.max(now);
         self.turn.begin(self.config.turn_visits_max);
         let step_max = self.step_max();

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Command, Seq, SessionId};
+use lockkeeper_core::{Command, Seq, SessionId, limits};
 use lockkeeper_wire::entry;
 
 use super::Replica;
@@ -117,7 +117,9 @@ impl Replica {
                 bytes <= BATCH_BYTES_MAX
             };
             let count = self.queue.iter().take(count).take_while(fits).count().max(1);
-            let data = entry::encode_batch(self.queue.iter().take(count).map(|proposal| &proposal.command));
+            let clock = self.clock_command();
+            let commands = self.queue.iter().take(count).map(|proposal| &proposal.command);
+            let data = entry::encode_batch(clock.iter().chain(commands));
             // The engine refuses a batch if a transfer is in progress or the size limit is reached. Then the
             // whole batch stays at the head of the queue: if later commands of a session were proposed first,
             // the skipped seqs could not be used any more (R5).
@@ -132,13 +134,20 @@ impl Replica {
                 return;
             };
             self.rounds.ride(at);
-            let proposals: Vec<Proposal> = self.queue.drain(..count).collect();
+            let clock = clock.map(|command| Proposal::new(command, Origin::Leader));
+            let proposals: Vec<Proposal> = clock.into_iter().chain(self.queue.drain(..count)).collect();
             let of_clients = proposals.iter().filter(|it| !matches!(it.origin, Origin::Leader)).count();
             self.in_flight.push_back(Batch { at, since: self.now, is_on_disk: false, of_clients, proposals });
         }
         if !self.queue.is_empty() {
             self.take_back_ends();
         }
+    }
+
+    /// The first command of the next entry: the wall clock, if the table has another time (E3).
+    fn clock_command(&self) -> Option<Command> {
+        let is_known = self.table.rules() >= limits::RULES_WITH_CLOCK;
+        (is_known && self.table.clock() != self.wall).then_some(Command::SetClock { now: self.wall })
     }
 
     /// Queues a `Resume` if commands have left a backlog (M2): one at a time, ahead of all queued commands.

@@ -180,6 +180,8 @@ impl Replica {
                 mode: mode_number(waiter.mode).into(),
                 subtree: waiter.subtree,
                 meta: waiter.meta.into(),
+                waiting_for_ms: waiter.since.until(self.wall).map(millis),
+                since_unix_ms: waiter.since.0,
             }
         });
         v1::Lock {
@@ -206,7 +208,8 @@ impl Replica {
             subtree: hold.subtree,
             state: v1::HoldState::Held.into(),
             slot: hold.slot,
-            held_for_ms: self.since.of(hold.token).map(|since| millis(self.now.saturating_sub(since))),
+            held_for_ms: hold.since.until(self.wall).map(millis),
+            since_unix_ms: hold.since.0,
             value: hold.value.into(),
             meta: hold.meta.into(),
             ..v1::Hold::default()

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use lockkeeper_core::{Restorer, Table, Usage};
+use lockkeeper_core::{Restorer, Table, Usage, WallTime};
 use lockkeeper_replica::mutant::Mutant;
 use lockkeeper_replica::{
     Answer, AskId, CallId, CallRequest, Config, Difference, Event, LostEntries, Members, Output, Question,
@@ -431,7 +431,7 @@ impl Node {
         let mut sent = Vec::new();
         let mut events = events;
         loop {
-            replica.begin(now);
+            replica.begin(now, WallTime(now.as_millis() as u64 + 1_000 * self.id));
             events.drain(..).for_each(|event| replica.handle(event));
             self.lost = replica.lost_entries();
             if self.lost.is_some() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use lockkeeper_core::{Restorer, Table, Usage};
+use lockkeeper_core::{Restorer, Table, Usage, WallTime};
 use lockkeeper_replica::{
     Answer, AskId, CallId, CallRequest, Config, Event, Members, Output, Question, Recovered, Replica,
     Requester, SessionCall, SnapshotStep, StreamCloseCause, StreamId, TURN_VISITS_MAX,
@@ -18,6 +18,8 @@ pub(crate) const SECRET: Secret = Secret([7; 16]);
 pub(crate) struct Node {
     pub(crate) replica: Replica,
     pub(crate) now: Duration,
+    /// Only a test sets it.
+    pub(crate) wall: WallTime,
     records: Vec<store::Record>,
     snapshot_after: u64,
     turn_visits_max: u64,
@@ -105,6 +107,7 @@ impl Node {
         let mut node = Self {
             replica: Replica::start(config, recovered, now).unwrap(),
             now,
+            wall: WallTime::default(),
             records,
             snapshot_after,
             turn_visits_max,
@@ -151,7 +154,7 @@ impl Node {
     }
 
     fn one_turn(&mut self, events: Vec<Event>) -> Vec<Event> {
-        self.replica.begin(self.now);
+        self.replica.begin(self.now, self.wall);
         events.into_iter().for_each(|event| self.replica.handle(event));
         while let Some(write) = self.replica.advance().unwrap() {
             self.records.push(write.record().clone());

@@ -1,7 +1,8 @@
 //! Snapshots, and restarts from them.
 
+use lockkeeper_core::{Page, WallTime};
 use lockkeeper_replica::{Answer, Event, Question};
-use lockkeeper_wire::v1::RefusedCode;
+use lockkeeper_wire::v1::{self, RefusedCode};
 
 use crate::harness::{Node, frame};
 use crate::items::{acquire, attach, finish, granted};
@@ -131,4 +132,41 @@ fn failed_backup_is_refused_and_the_next_one_succeeds() {
     node.snapshot_steps = u64::MAX;
     assert!(matches!(node.ask(Question::Backup), Answer::BackupStored { .. }));
     assert_eq!(node.stored().1, node.digest());
+}
+
+/// E3: by the wall clock of the leader, which may be set back; restarts from a snapshot and from the log.
+#[test]
+fn since_when_survives_restarts() {
+    let mut node = Node::with_snapshots(2_000);
+    let stream = node.stream(1);
+    let session = node.open(stream, 1, 60_000, 0);
+    let at = |node: &mut Node, ms: u64| node.wall = WallTime(ms);
+    at(&mut node, 5_000);
+    node.send(stream, vec![acquire(session, 1, "x", true)]);
+    at(&mut node, 3_000);
+    node.send(stream, vec![acquire(session, 2, "x", true)]);
+    let shown = |node: &mut Node| {
+        let question = Question::Describe { name: "x".parse().unwrap(), page: Page::first(10) };
+        let Answer::Described(v1::DescribeResponse { lock: Some(lock) }) = node.ask(question) else {
+            panic!("not described")
+        };
+        let (hold, waiter) = (&lock.holds[0], &lock.waiters[0]);
+        [(hold.since_unix_ms, hold.held_for_ms), (waiter.since_unix_ms, waiter.waiting_for_ms)]
+    };
+    assert_eq!(shown(&mut node), [(5_000, Some(0)), (3_000, Some(0))], "no age is negative");
+    for seq in (3..200).step_by(2) {
+        node.send(stream, vec![acquire(session, seq, "y", true), finish(session, seq + 1, seq)]);
+    }
+    assert!(node.compacted > 0, "a snapshot was stored");
+    for _ in 0..2 {
+        node = node.restart();
+        at(&mut node, 9_000);
+        assert_eq!(shown(&mut node), [(5_000, Some(4_000)), (3_000, Some(6_000))]);
+    }
+    // The waiter's grant follows from a release: its time is that of the release.
+    let stream = node.stream(2);
+    node.send(stream, vec![attach(session, 1, 2)]);
+    node.send(stream, vec![finish(session, 201, 1)]);
+    node.send(stream, vec![acquire(session, 202, "x", true)]);
+    assert_eq!(shown(&mut node), [(9_000, Some(0)), (9_000, Some(0))]);
 }

@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use lockkeeper_core::WallTime;
 use lockkeeper_replica::{Event, Output, StreamId, Write};
 use lockkeeper_wire::peer::{Hello, Lane, PeerFrame, PeerKind};
 use lockkeeper_wire::request::Request;
@@ -46,7 +47,8 @@ impl SimNode {
         core.oracle.turn(core.now, self.id, local, &process.replica);
         let before = process.read_before.take().filter(|_| core.is(MutantLocation::ClockBeforeInput));
         process.visits_before = process.replica.table().visits();
-        process.replica.begin(before.unwrap_or(local));
+        // The clocks of nodes have different origins: to the table, a new leader's wall clock jumps.
+        process.replica.begin(before.unwrap_or(local), WallTime(local.as_millis() as u64));
         for (from, frame) in std::mem::take(&mut process.frames) {
             match PeerFrame::decode(frame.as_slice()) {
                 Ok(frame) => process.replica.handle(Event::Peer(frame.messages)),

@@ -46,7 +46,7 @@ pub struct Command {
     pub session: u64,
     #[prost(
         oneof = "command::What",
-        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16"
+        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17"
     )]
     pub what: ::core::option::Option<command::What>,
 }
@@ -84,6 +84,8 @@ pub mod command {
         RaiseRules(super::RaiseRules),
         #[prost(message, tag = "16")]
         Resume(super::Resume),
+        #[prost(message, tag = "17")]
+        SetClock(super::SetClock),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -152,6 +154,12 @@ pub struct RaiseRules {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Resume {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetClock {
+    /// The leader's wall clock, in milliseconds since 1970.
+    #[prost(uint64, tag = "1")]
+    pub now_unix_ms: u64,
+}
 /// The bootstrap record: the cluster, and this node's identity in it. Written and synced before the node's first vote.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Founding {

@@ -638,8 +638,7 @@ pub struct Hold {
     /// Permits only: the slot.
     #[prost(uint32, optional, tag = "7")]
     pub slot: ::core::option::Option<u32>,
-    /// The time since the leader applied the grant, as a leader or as a follower (E3). Absent if it was granted before this
-    /// node started, or before it received a snapshot.
+    /// The time since the grant, by the wall clock of the node that answers (E3). Absent if the time of the grant is unknown.
     #[prost(uint64, optional, tag = "8")]
     pub held_for_ms: ::core::option::Option<u64>,
     /// Closed holds only: the time for which it stays closed.
@@ -657,6 +656,9 @@ pub struct Hold {
     /// Who the session's client is, as the service has authenticated it; empty: unknown.
     #[prost(string, tag = "14")]
     pub identity: ::prost::alloc::string::String,
+    /// When it was granted, by the wall clock of the node that led then: milliseconds since 1970; 0: unknown.
+    #[prost(uint64, tag = "15")]
+    pub since_unix_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Waiter {
@@ -673,6 +675,11 @@ pub struct Waiter {
     /// See Hold.
     #[prost(string, tag = "6")]
     pub identity: ::prost::alloc::string::String,
+    /// The time since it was queued, and when that was; as in Hold.
+    #[prost(uint64, optional, tag = "7")]
+    pub waiting_for_ms: ::core::option::Option<u64>,
+    #[prost(uint64, tag = "8")]
+    pub since_unix_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListRequest {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lockkeeper_backend::io::LeaseThread;
 use lockkeeper_backend::{
@@ -11,7 +11,7 @@ use lockkeeper_backend::{
 };
 use lockkeeper_core as core;
 use lockkeeper_core::{
-    Command, Effect, IfBusy, LockName, Page, Reply, Seq, SessionId, Table, Token, TokenStatus,
+    Command, Effect, IfBusy, LockName, Page, Reply, Seq, SessionId, Table, Token, TokenStatus, WallTime,
 };
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
@@ -35,7 +35,6 @@ struct MemoryState {
     /// Pushes to sessions that are cut off; delivered before their next keep-alive is answered.
     missed: BTreeMap<SessionId, Vec<Push>>,
     waiting: BTreeMap<(SessionId, Seq), oneshot::Sender<Answer>>,
-    since: BTreeMap<Token, BootInstant>,
     closed_at: BTreeMap<Token, BootInstant>,
     /// Calls that arrived during a stall.
     inbox: VecDeque<(Arc<MemoryClient>, Call, oneshot::Sender<CallOutcome>)>,
@@ -81,7 +80,6 @@ impl MemoryService {
                 clients: BTreeMap::new(),
                 missed: BTreeMap::new(),
                 waiting: BTreeMap::new(),
-                since: BTreeMap::new(),
                 closed_at: BTreeMap::new(),
                 inbox: VecDeque::new(),
             }),
@@ -223,6 +221,7 @@ impl MemoryState {
 
     fn apply(&mut self, command: Command, now: BootInstant) -> Reply {
         let mut effects = Vec::new();
+        let _ = self.table.apply(Command::SetClock { now: SystemTime::now().into() }, &mut effects);
         let reply = self.table.apply_whole(command, &mut effects);
         effects.into_iter().for_each(|effect| self.tell(effect, now));
         reply
@@ -261,7 +260,6 @@ impl MemoryState {
                 self.book.after(Duration::from_millis(ms), Due::EndDelay(token));
             }
             Effect::Granted { session, seq, grant } => {
-                self.since.insert(grant.token, now);
                 self.answer((session, seq), granted(grant));
             }
         }
@@ -415,10 +413,6 @@ impl MemoryState {
                 self.push(session, Push::Queued { seq, position });
                 CallOutcome::Later(answered)
             }
-            Reply::Granted(grant) => {
-                self.since.entry(grant.token).or_insert(now);
-                CallOutcome::Now(Ok(granted(grant)))
-            }
             other => CallOutcome::Now(Ok(self.to_answer(other))),
         }
     }
@@ -443,12 +437,13 @@ impl MemoryState {
     }
 
     fn info(&self, name: LockName, description: core::Description, now: BootInstant) -> LockInfo {
-        let held_for = |token| self.since.get(&token).map(|&since| now - since);
+        let wall = SystemTime::now().into();
+        let age = |_, since: WallTime| since.until(wall);
         let closed_left = |token, ms| {
             let passed = self.closed_at.get(&token).map_or(Duration::ZERO, |&at| now - at);
             Duration::from_millis(ms).saturating_sub(passed)
         };
-        LockInfo::from_description(name, description, |session| self.label(session), held_for, closed_left)
+        LockInfo::from_description(name, description, |session| self.label(session), age, closed_left)
     }
 }
 

@@ -6,7 +6,7 @@ use lockkeeper_backend::{
     BackendError, BackendErrorKind, Broken, HolderInfo, HolderState, LockInfo, NodeRole, ServiceStatus,
     SessionInfo, WaiterInfo, decode_meta,
 };
-use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
+use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus, WallTime};
 use lockkeeper_wire::v1;
 
 /// The answer is invalid: the service is newer, or is no lock service.
@@ -52,6 +52,7 @@ fn hold(hold: v1::Hold) -> Result<HolderInfo, BackendError> {
         subtree: hold.subtree,
         slot: hold.slot,
         held_for: hold.held_for_ms.map(Duration::from_millis),
+        since: WallTime(hold.since_unix_ms).time(),
         state: match hold.state() {
             v1::HoldState::Held => HolderState::Held,
             v1::HoldState::Revoked => HolderState::Revoked { reason: hold.break_reason, by: hold.break_by },
@@ -73,6 +74,8 @@ fn waiter(waiter: v1::Waiter) -> Result<WaiterInfo, BackendError> {
         label: waiter.label,
         identity: waiter.identity,
         meta: decode_meta(&waiter.meta),
+        waiting_for: waiter.waiting_for_ms.map(Duration::from_millis),
+        since: WallTime(waiter.since_unix_ms).time(),
     })
 }
 

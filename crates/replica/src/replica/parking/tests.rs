@@ -1,6 +1,6 @@
 //! Which clients wait for a leader, and for how long.
 
-use lockkeeper_core::{SessionId, Table, Usage};
+use lockkeeper_core::{SessionId, Table, Usage, WallTime};
 use lockkeeper_wire::peer::{PeerKind, PeerMessage};
 use lockkeeper_wire::request::{Open, Secret};
 use lockkeeper_wire::store::{Founding, Member};
@@ -131,7 +131,7 @@ fn turn(replica: &mut Replica, now: u64, events: Vec<Event>) -> Vec<Output> {
 
 /// One turn: the outputs to clients, and node 2's responses to the messages sent to it.
 fn turn_with_peers(replica: &mut Replica, now: u64, events: Vec<Event>) -> (Vec<Output>, Vec<PeerMessage>) {
-    replica.begin(at(now));
+    replica.begin(at(now), WallTime::default());
     events.into_iter().for_each(|event| replica.handle(event));
     while let Some(write) = replica.advance().unwrap() {
         replica.persisted(at(now), write.synced()).unwrap();
