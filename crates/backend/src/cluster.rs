@@ -1,7 +1,7 @@
 //! The nodes of Lockkeeper's own service: members and their progress, for operators.
 
 use std::fmt;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// The cluster as seen by its leader.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -100,6 +100,25 @@ pub struct ServiceStatus {
     pub disk_used_bytes: Option<u64>,
     /// The bytes that are free on its disk, if it knows.
     pub disk_free_bytes: Option<u64>,
+    /// Whether that is enough, as the node judges; `None`: it does not know.
+    pub disk_state: Option<NodeDisk>,
+    /// When the disk will be full if its free space falls as in the last ten minutes; `None`: it does not fall,
+    /// or the node has not run for ten minutes.
+    pub disk_full_in: Option<Duration>,
+    /// Why the node could not write the last record to its audit file; `None`: it could, or it has none.
+    pub audit_error: Option<String>,
+}
+
+/// Whether a node's disk has room for its log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NodeDisk {
+    /// It has.
+    Enough,
+    /// Less than eight segments of the log (512 MiB) are free, or the disk will be full within an hour.
+    Low,
+    /// The next segment of the log has no room: the node gives the leadership away, and stops when its present
+    /// segment is full.
+    Full,
 }
 
 /// What a node does in the cluster, as in Raft.

@@ -54,7 +54,9 @@ pub use box_future::BoxFuture;
 pub use break_hold::{BreakOrder, Broken};
 pub use call::{AcquireRequest, Answer, Call, CallError, CallId, Granted, HoldChange, Push};
 pub use capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-pub use cluster::{ClusterInfo, MembersChange, NodeInfo, NodePart, NodeReport, NodeRole, ServiceStatus};
+pub use cluster::{
+    ClusterInfo, MembersChange, NodeDisk, NodeInfo, NodePart, NodeReport, NodeRole, ServiceStatus,
+};
 pub use conn::Conn;
 #[cfg(feature = "test-util")]
 pub use conn::answer_to;

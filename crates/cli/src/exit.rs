@@ -42,8 +42,8 @@ pub const PERMISSION: u8 = 77;
 pub const CONFIG: u8 = 78;
 /// `fence`: the token is stale.
 pub const STALE: u8 = 79;
-/// `doctor`, `cluster status`: a node does not answer or knows no leader, or a setting of the lock service
-/// spoils a promise.
+/// `doctor`, `cluster status`: a node does not answer, knows no leader, has little room on its disk or can't
+/// write its audit file; or a setting of the lock service spoils a promise.
 pub const UNHEALTHY: u8 = 80;
 /// `run`: the command can't be executed.
 pub const NOT_EXECUTABLE: u8 = 126;

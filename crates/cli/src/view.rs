@@ -4,13 +4,13 @@
 use std::time::{Duration, SystemTime};
 
 use lockkeeper::{
-    Broken, ClusterInfo, HolderInfo, HolderState, LockInfo, NodeInfo, NodePart, NodeReport, NodeRole,
-    ServiceStatus, SessionInfo, Token, TokenStatus, WaiterInfo,
+    Broken, ClusterInfo, HolderInfo, HolderState, LockInfo, NodeDisk, NodeInfo, NodePart, NodeReport,
+    NodeRole, ServiceStatus, SessionInfo, Token, TokenStatus, WaiterInfo,
 };
 use lockkeeper_http::view::content::{shown, time};
 use lockkeeper_http::view::{
-    BreakResult, BreakView, HoldStateView, HoldView, LockView, MemberView, MembersView, Mode, NodeView,
-    PartView, RoleView, SessionView, TokenStateView, TokenView, WaiterView,
+    BreakResult, BreakView, DiskView, HoldStateView, HoldView, LockView, MemberView, MembersView, Mode,
+    NodeView, PartView, RoleView, SessionView, TokenStateView, TokenView, WaiterView,
 };
 use serde::Serialize;
 
@@ -180,6 +180,14 @@ fn status(status: &ServiceStatus) -> NodeView {
         permissions: status.permissions.clone(),
         disk_used_bytes: status.disk_used_bytes,
         disk_free_bytes: status.disk_free_bytes,
+        disk_state: match status.disk_state {
+            None => DiskView::Unknown,
+            Some(NodeDisk::Enough) => DiskView::Enough,
+            Some(NodeDisk::Low) => DiskView::Low,
+            Some(NodeDisk::Full) => DiskView::Full,
+        },
+        disk_full_in_seconds: status.disk_full_in.map(|left| left.as_secs()),
+        audit_error: status.audit_error.clone(),
     }
 }
 

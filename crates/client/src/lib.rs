@@ -123,7 +123,7 @@ pub use lock::{Lock, OnLost, Wait};
 pub use lockkeeper_backend::{
     BackendError, BackendErrorKind, Backup, BootInstant, BreakNotice, BreakOrder, Broken, Busy, Capabilities,
     ClusterInfo, ConnectError, Fencing, Finding, HolderInfo, HolderState, LockInfo, LossCause, MembersChange,
-    NodeInfo, NodePart, NodeReport, NodeRole, Promise, Promises, Reach, ServiceStatus, SessionInfo,
+    NodeDisk, NodeInfo, NodePart, NodeReport, NodeRole, Promise, Promises, Reach, ServiceStatus, SessionInfo,
     Unsupported, VirtualClock, WaiterInfo, Watch, WatchEvent,
 };
 pub use lockkeeper_core::{

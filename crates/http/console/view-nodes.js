@@ -11,8 +11,8 @@ import { refresh } from './refresh.js';
 const REFRESH_MS = 2_000;
 /** A certificate that ends sooner is shown as a warning, in milliseconds. */
 const CERTIFICATE_MS = 14 * 24 * 3_600_000;
-/** Free space below this part of the disk is shown as a warning. */
-const DISK_FREE_MIN = 0.1;
+/** A disk that will be full sooner is shown with that time. */
+const HOUR_SECONDS = 3_600;
 
 /** A node applies what is committed at once; with more entries to go it is too slow, or catches up after its start. */
 const BEHIND_MAX = 10_000;
@@ -144,15 +144,18 @@ export function mountNodes(_route, root, signal) {
     for (const [id, { status, problem }] of [...others].sort(([a], [b]) => a - b)) {
       shown.push(status === undefined ? panel(`Node ${id}`, el('span', { class: 'state breaking' }, 'no status'), el('p', {}, foreign(problem, 'wrap'))) : card(status, ''));
     }
-    fill(cards, shown, differing());
+    fill(cards, shown, warnings());
     if (!asksOthers) cards.append(el('p', { class: 'dim' }, 'This version shows the status of this node only; open the console of another node for that node.'));
   }
 
-  /** What nodes should have in common but do not. */
-  function differing() {
+  /** Disks without much room, and what nodes should have in common but do not. */
+  function warnings() {
     const statuses = [own, ...[...others.values()].map((it) => it.status).filter(Boolean)];
     /** @type {any[]} */
     const boxes = [];
+    for (const { node, disk_state: state } of statuses) {
+      if (state === 'low' || state === 'full') boxes.push(el('p', { class: 'box warn' }, `The disk of node ${node} ${state === 'full' ? 'is full' : 'has little room left'}.`));
+    }
     for (const [key, what] of [['version', 'versions'], ['permissions', 'files of permissions']]) {
       if (new Set(statuses.map((status) => status[key])).size > 1) boxes.push(el('p', { class: 'box warn' }, `The nodes have different ${what}.`));
     }
@@ -190,7 +193,8 @@ function card(status, tag) {
     fact('Requests', number(status.requests)),
     fact('Streams', number(status.streams)),
     certificate(status.certificate_ends),
-    disk(status.disk_used_bytes, status.disk_free_bytes),
+    disk(status),
+    status.audit_error === undefined ? null : fact('Audit file', 'can\'t be written', String(status.audit_error)),
     fact('Permissions', status.permissions === undefined ? 'no file' : short(status.permissions)),
     fact('Cluster', short(status.cluster)),
     fact('Data directory', short(status.incarnation)),
@@ -217,15 +221,15 @@ function certificate(ends) {
   return fact('Certificate', ['ends ', date], left < CERTIFICATE_MS ? `Ends in ${days}. Replace it; the node reads the new one by itself.` : '');
 }
 
-/**
- * @param {number | undefined} used bytes
- * @param {number | undefined} free bytes
- */
-function disk(used, free) {
-  if (typeof used !== 'number' && typeof free !== 'number') return null;
-  const parts = [typeof used === 'number' ? `${bytes(used)} used` : '', typeof free === 'number' ? `${bytes(free)} free` : ''];
-  const isLow = typeof used === 'number' && typeof free === 'number' && free < (used + free) * DISK_FREE_MIN;
-  return fact('Disk', parts.filter((part) => part !== '').join(', '), isLow ? 'Little is free. With a full disk the node stops.' : '');
+/** @param {any} status */
+function disk({ disk_used_bytes: used, disk_free_bytes: free, disk_state: state, disk_full_in_seconds: left }) {
+  if (typeof used !== 'number' || typeof free !== 'number') return fact('Disk', 'unknown', 'It does not answer. Look at the log of this node.');
+  const soon = typeof left === 'number' && left < HOUR_SECONDS ? ` It will be full in ${duration(left * 1_000)}.` : '';
+  const warnings = {
+    low: `Little is free.${soon} With a full disk the node stops.`,
+    full: 'It is full. This node gives the leadership away, and stops when the present part of its log is full. Free space there.',
+  };
+  return fact('Disk', `${bytes(used)} used, ${bytes(free)} free`, warnings[/** @type {'low' | 'full'} */ (state)] ?? '');
 }
 
 /** @param {number} value */

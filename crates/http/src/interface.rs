@@ -16,7 +16,7 @@ use crate::call::BODY_BYTES_MAX;
 use crate::pages::{HazardPlayer, Hazards};
 use crate::problem::{Problem, ProblemCode};
 use crate::service::Origin;
-use crate::{audit, cluster, keep_alive, locks, metrics, openapi, pages, sessions, watch};
+use crate::{audit, cluster, health, keep_alive, locks, metrics, openapi, pages, sessions, watch};
 
 /// HTTP/JSON, the pages for browsers, and `/metrics`.
 #[derive(Clone)]
@@ -122,6 +122,8 @@ fn router<O: Origin>() -> Router<Option<Arc<Hazards>>> {
         .route("/v1/backup", get(cluster::backup::<O>))
         .route("/v1/openapi.json", get(openapi::document))
         .route("/metrics", get(metrics::metrics::<O>))
+        .route("/livez", get(health::live::<O>))
+        .route("/readyz", get(health::ready::<O>))
         .route("/", get(pages::file))
         .route("/console/{file}", get(pages::file))
         .route("/hazard", get(pages::file))

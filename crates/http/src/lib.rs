@@ -11,8 +11,8 @@
 //! - `service.rs`: the traits that the service implements
 //! - `interface.rs`: the handlers by path, and what holds for all requests
 //! - `call.rs`, `problem.rs`, `body.rs`: what a handler gets, and errors
-//! - `sessions.rs`, `keep_alive.rs`, `locks.rs`, `watch.rs`, `cluster.rs`, `audit.rs`, `metrics.rs`: the
-//!   handlers
+//! - `sessions.rs`, `keep_alive.rs`, `locks.rs`, `watch.rs`, `cluster.rs`, `audit.rs`, `metrics.rs`,
+//!   `health.rs`: the handlers
 //! - `openapi.rs`: the document, generated from the handlers
 //! - `view/mod.rs`: locks, sessions and nodes in JSON, the same in answers, in the console and in
 //!   `lockkeeper … --json`
@@ -27,6 +27,7 @@ mod audit;
 pub mod body;
 mod call;
 mod cluster;
+mod health;
 mod interface;
 mod keep_alive;
 mod locks;
@@ -41,4 +42,4 @@ mod watch;
 
 pub use interface::HttpInterface;
 pub use pages::{HazardPlayer, PageFile, TraceOfQuery};
-pub use service::{Origin, ServiceCalls};
+pub use service::{Origin, Probe, ServiceCalls};

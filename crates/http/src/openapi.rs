@@ -9,7 +9,7 @@ use utoipa::openapi::{self, ContentBuilder, Ref, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
 use crate::problem::{PROBLEM_JSON, Problem};
-use crate::{audit, cluster, keep_alive, locks, metrics, sessions, watch};
+use crate::{audit, cluster, health, keep_alive, locks, metrics, sessions, watch};
 
 /// The document.
 #[derive(OpenApi)]
@@ -22,7 +22,7 @@ use crate::{audit, cluster, keep_alive, locks, metrics, sessions, watch};
         sessions::open, keep_alive::keep_alive, sessions::close, sessions::list, sessions::acquire, sessions::release,
         sessions::set_value, sessions::downgrade, locks::list, locks::describe, locks::check_token, locks::break_hold,
         locks::set_limit, watch::watch, cluster::status, cluster::members, cluster::add, cluster::remove,
-        cluster::transfer, cluster::backup, audit::audit, metrics::metrics, document,
+        cluster::transfer, cluster::backup, audit::audit, metrics::metrics, health::live, health::ready, document,
     ),
     components(schemas(Problem)),
     modifiers(&ForAll),

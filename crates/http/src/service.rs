@@ -19,6 +19,19 @@ pub trait Origin: Clone + Send + Sync + 'static {
     /// # Errors
     /// The refusal of a caller that can't be identified or may not connect.
     fn identify(&self, headers: &HeaderMap) -> Result<Self::Calls, Status>;
+
+    /// The checks of a probe, each with its name and whether it has passed. Answered at once and to everybody:
+    /// they say nothing of locks, clients or addresses.
+    fn checks(&self, probe: Probe) -> Vec<(&'static str, bool)>;
+}
+
+/// What a load balancer or an orchestrator asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Probe {
+    /// Whether the process works; if not, a restart may help.
+    Live,
+    /// Whether clients should be sent to this node.
+    Ready,
 }
 
 /// The calls of the service on behalf of an identified caller. As a tower service it answers gRPC calls

@@ -49,5 +49,6 @@ pub use event::{
 pub use load::{Activity, Load};
 pub use members::{Change, Members, NODES_MAX, Rejected};
 pub use replica::{
-    Config, ENDS_PER_PART, Fatal, ITEMS_PER_PIECE, Recovered, Replica, TAIL_BYTES, TICK, TURN_VISITS_MAX,
+    Config, ENDS_PER_PART, ExpiredSession, Fatal, ITEMS_PER_PIECE, Recovered, Replica, TAIL_BYTES, TICK,
+    TURN_VISITS_MAX,
 };

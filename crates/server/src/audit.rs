@@ -23,6 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::access::Identity;
 use crate::error::FileError;
+use crate::observe;
 
 /// The size in bytes at which a file is renamed to `FILE.1`, and a new one begins.
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -75,6 +76,8 @@ pub(crate) struct Audit {
     queue: Option<mpsc::Sender<PendingRecord>>,
     refusals: Mutex<HashMap<&'static str, Refusals>>,
     recent: Mutex<Recent>,
+    /// Why the last record could not be written.
+    error: Arc<Mutex<Option<String>>>,
 }
 
 /// The newest records.
@@ -137,20 +140,28 @@ impl Audit {
     /// The file can't be written.
     pub(crate) fn open(path: Option<&Path>) -> Result<Arc<Self>, FileError> {
         let mut recent = Recent::new(SystemTime::now());
+        let error = Arc::<Mutex<Option<String>>>::default();
         let queue = path.map(|path| {
             let failed = |source| FileError::Write { file: path.to_owned(), source };
             let mut file = AuditFile::open(path).map_err(failed)?;
             file.tail().map_err(failed)?.into_iter().for_each(|line| recent.push(line));
             let (queue, records) = mpsc::channel(QUEUE_MAX);
             let writer = thread::Builder::new().name("audit".to_owned());
-            writer.spawn(move || write_records(file, records)).map_err(failed)?;
+            let error = error.clone();
+            writer.spawn(move || write_records(file, records, &error)).map_err(failed)?;
             Ok(queue)
         });
         Ok(Arc::new(Self {
             queue: queue.transpose()?,
             refusals: Mutex::default(),
             recent: Mutex::new(recent),
+            error,
         }))
+    }
+
+    /// Why the last record could not be written to the file; `None`: it was written, or there is no file.
+    pub(crate) fn error(&self) -> Option<String> {
+        self.error.lock().clone()
     }
 
     /// The newest of the records that are kept in memory, of names at and below `prefix`: at most `max`, with
@@ -206,6 +217,7 @@ impl Audit {
 
     /// Records that a caller was refused, unless too many were within [`PERIOD`].
     pub(crate) fn refused(&self, what: &'static str, identity: &Identity, address: &str, why: &str) {
+        observe::refused(what);
         let mut refusals = self.refusals.lock();
         let new = || Refusals { since: Instant::now(), recorded: 0, left_out: 0 };
         let refusals = refusals.entry(what).or_insert_with(new);
@@ -245,6 +257,8 @@ impl Audit {
                 what = &*pending.line.record.what,
                 "a record is missing in the audit trail: its disk does not answer"
             );
+            *self.error.lock() = Some("its disk does not answer".to_owned());
+            observe::audit_failed();
         }
         result.is_ok()
     }
@@ -282,12 +296,18 @@ impl Line {
 }
 
 /// Writes records until the trail is dropped.
-fn write_records(mut file: AuditFile, mut queue: mpsc::Receiver<PendingRecord>) {
+fn write_records(
+    mut file: AuditFile,
+    mut queue: mpsc::Receiver<PendingRecord>,
+    last_error: &Mutex<Option<String>>,
+) {
     while let Some(pending) = queue.blocking_recv() {
         let result = file.append(&pending.line, pending.sync);
         if let Err(error) = &result {
             tracing::error!(%error, "the audit trail can't be written: {error}");
+            observe::audit_failed();
         }
+        *last_error.lock() = result.as_ref().err().map(ToString::to_string);
         if let Some(written) = pending.written {
             // Fails if the caller has stopped waiting.
             let _ = written.send(result);

@@ -1,7 +1,8 @@
-//! The disk worker's thread: snapshot steps, spare segments, removals. A turn of the replica never waits for
-//! any of them.
+//! The disk worker's thread: snapshot steps, spare segments, removals, the free space. A turn of the replica
+//! never waits for any of them.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -12,12 +13,13 @@ use lockkeeper_replica::{Received, SnapshotStep};
 use lockkeeper_wire::store::SnapshotTail;
 
 use crate::disk::{fail_stop, is_full};
+use crate::disk_space::DiskSpace;
 use crate::inbox::Inbox;
 use crate::observe;
 use crate::peers::Arrived;
 
-/// The interval of checks that the data directory still exists. After its deletion, acknowledged writes would
-/// be lost.
+/// The interval of measurements of the free space, and of checks that the data directory still exists: after
+/// its deletion, acknowledged writes would be lost.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// A task for the disk worker, which executes tasks in the order in which they were sent.
@@ -38,9 +40,9 @@ pub(crate) enum DiskTaskResult<D: Disk> {
     StepFailed,
     /// A spare segment.
     Spare(Spare<D::File>),
-    /// No spare segment could be made. Unless a later attempt succeeds in time, the log makes its next
-    /// segment itself.
-    NoSpare,
+    /// No spare segment could be made; whether that is since the disk is full. Unless a later attempt succeeds
+    /// in time, the log makes its next segment itself.
+    NoSpare(bool),
     /// Completing a snapshot failed because the disk was full. The node stops: it is unknown whether its next
     /// start would load this snapshot or an older one.
     Full(io::Error),
@@ -62,6 +64,8 @@ pub(crate) struct Chores<D: Disk> {
     pub(crate) inbox: Arc<Inbox>,
     /// Files that are no longer needed and could not be removed yet.
     pub(crate) unremoved: Removal,
+    /// Gets the measurements of the free space.
+    pub(crate) space: Arc<DiskSpace>,
     /// The data directory, for messages.
     pub(crate) directory: String,
 }
@@ -105,6 +109,7 @@ impl<D: Disk> Chores<D> {
                     let _ = self.done.send(DiskTaskResult::Gone);
                     return self.inbox.ring();
                 }
+                self.space.measure(Path::new(&self.directory));
                 next_check = Instant::now() + CHECK_EVERY;
             }
             let Some(chore) = chore else { continue };
@@ -114,10 +119,17 @@ impl<D: Disk> Chores<D> {
                     continue;
                 }
                 Chore::MakeSpare => match self.spares.make() {
-                    Ok(spare) => DiskTaskResult::Spare(spare),
+                    Ok(spare) => {
+                        self.space.has_segment(Instant::now(), true);
+                        DiskTaskResult::Spare(spare)
+                    }
+                    Err(error) if is_full(&error) => {
+                        self.space.has_segment(Instant::now(), false);
+                        DiskTaskResult::NoSpare(true)
+                    }
                     Err(error) => {
                         tracing::warn!(directory = self.directory, %error, "no spare segment could be made: {error}");
-                        DiskTaskResult::NoSpare
+                        DiskTaskResult::NoSpare(false)
                     }
                 },
                 Chore::Step(step) => self.step(&mut writer, step),

@@ -16,7 +16,8 @@
 //! # Code map
 //!
 //! - `run.rs`, `data.rs`: how a node starts and stops
-//! - `node.rs`: a turn of the replica, and the effect of a failed write
+//! - `node.rs`: a turn of the replica, and the effect of a failed write; `reports.rs`, `leadership.rs`: what it
+//!   logs
 //! - `inbox/mod.rs`, `inbox/fair_queue.rs`: the queues between the threads, and how clients are served in
 //!   turn
 //! - `front/mod.rs`: clients, by gRPC and HTTP; `front/pump.rs` sends answers
@@ -29,7 +30,8 @@
 //! - `peers/mod.rs`: connections between nodes, and their threads
 //! - `tls/mod.rs`, `files.rs`: TLS on both ports; the reload of certificates, tokens and permissions
 //! - `traces.rs`, `observe.rs`, `audit.rs`: stages of an acquire, metrics, the audit trail
-//! - `disk.rs`, `disk_worker.rs`: the real disk
+//! - `disk.rs`, `disk_worker.rs`, `disk_space.rs`: the real disk
+//! - `process.rs`: this process's use of the machine, for metrics
 //!
 //! Promises in comments (P9) are defined in `docs/SAFETY.md`, other rules (M2, T1) in `docs/table-rules.md`.
 //!
@@ -56,6 +58,7 @@ pub mod backup;
 mod clock;
 mod data;
 pub mod disk;
+mod disk_space;
 mod disk_worker;
 mod error;
 mod file_limit;
@@ -70,6 +73,8 @@ mod node;
 mod observe;
 mod options;
 mod peers;
+mod process;
+mod reports;
 mod run;
 mod tls;
 mod traces;

@@ -27,6 +27,7 @@ use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::leadership::{Leadership, LeadershipLine, Reached};
 use crate::observe;
 use crate::peers::{Arrived, Peers};
+use crate::reports::{Report, Reports};
 use crate::traces::AcquireTracer;
 
 /// The requests handled in one turn, by their weight in the inbox: those that take about [`TURN`]. Bounds how
@@ -52,6 +53,7 @@ pub(crate) struct NodeThread<D: Disk> {
     pub(crate) last_sync: Duration,
     pub(crate) node: u64,
     pub(crate) leadership: Leadership,
+    pub(crate) reports: Reports,
     /// `None`: acquires are not traced.
     pub(crate) tracer: Option<AcquireTracer>,
     pub(crate) peers: Peers,
@@ -132,6 +134,7 @@ impl<D: Disk> NodeThread<D> {
             }
             self.hand_over(&mut outputs)?;
             self.log_leader(begun);
+            self.report(begun);
             if requests > 0 {
                 observe::turn(requests, begun.elapsed());
             }
@@ -269,17 +272,48 @@ impl<D: Disk> NodeThread<D> {
         lines.into_iter().for_each(LeadershipLine::log);
     }
 
+    /// Logs followers that do not answer, and expired sessions.
+    fn report(&mut self, now: Instant) {
+        if self.reports.may_tell_expired(now) {
+            let (count, named) = self.replica.take_expired();
+            if let Some(line) = self.reports.expired(now, count, &named) {
+                tracing::warn!(count, "{line}");
+            }
+        }
+        if !self.reports.is_look_due(now) {
+            return;
+        }
+        let (silent, connected) = (self.replica.silent(), self.peers.connected());
+        for report in self.reports.looked(silent.intersection(&connected).copied().collect()) {
+            match report {
+                Report::Silent(node) => tracing::warn!(
+                    node,
+                    "node {node} is connected and does not answer: it is stopped, its disk hangs, or it is overloaded; look at \
+                     its log, and at the machine"
+                ),
+                Report::Over(node) if connected.contains(&node) => {
+                    tracing::info!(node, "node {node} answers again");
+                }
+                Report::Over(_) => {}
+            }
+        }
+    }
+
     fn finish_chores(&mut self, spare: &mut Spare) -> Result<(), ServeError> {
         while let Ok(done) = self.done.try_recv() {
             match done {
                 DiskTaskResult::Step => self.replica.handle(Event::SnapshotStepDone),
                 DiskTaskResult::StepFailed => self.replica.handle(Event::SnapshotFailed),
                 DiskTaskResult::Spare(made) => {
+                    self.replica.handle(Event::DiskFull(false));
                     let unused = self.log.give_spare(made);
                     self.chore(Chore::Remove(unused));
                     *spare = Spare::Wanted;
                 }
-                DiskTaskResult::NoSpare => *spare = Spare::Not(Instant::now() + SPARE_PAUSE),
+                DiskTaskResult::NoSpare(is_full) => {
+                    self.replica.handle(Event::DiskFull(is_full));
+                    *spare = Spare::Not(Instant::now() + SPARE_PAUSE);
+                }
                 DiskTaskResult::Full(source) => {
                     return Err(ServeError::DiskFull { directory: self.directory.clone(), source });
                 }

@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use lockkeeper_replica::{Activity, Load};
+use lockkeeper_wire::v1::DiskState;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+
+use crate::disk_space::DiskReading;
+use crate::process::{self, ProcessUsage};
 
 const LOG_SYNC: &str = "lockkeeper_log_sync_seconds";
 const TURN: &str = "lockkeeper_turn_seconds";
@@ -40,6 +44,20 @@ const RENEW_SLACK: &str = "lockkeeper_renew_slack_ratio";
 const CERTIFICATE_ENDS: &str = "lockkeeper_certificate_ends_timestamp_seconds";
 const TRACES_DROPPED: &str = "lockkeeper_traces_dropped_total";
 const CLOCK_RATE: &str = "lockkeeper_clock_correction_ratio";
+const REFUSALS: &str = "lockkeeper_refusals_total";
+const AUDIT_FAILURES: &str = "lockkeeper_audit_failures_total";
+const DISK_USED: &str = "lockkeeper_disk_used_bytes";
+const DISK_FREE: &str = "lockkeeper_disk_free_bytes";
+const DISK_FULL_IN: &str = "lockkeeper_disk_full_in_seconds";
+const DISK_LOW: &str = "lockkeeper_disk_low";
+const DISK_FULL: &str = "lockkeeper_disk_full";
+const BUILD_INFO: &str = "lockkeeper_build_info";
+// The names that Prometheus' own clients give to these.
+const PROCESS_CPU: &str = "process_cpu_seconds_total";
+const PROCESS_MEMORY: &str = "process_resident_memory_bytes";
+const PROCESS_FILES: &str = "process_open_fds";
+const PROCESS_FILES_MAX: &str = "process_max_fds";
+const PROCESS_STARTED: &str = "process_start_time_seconds";
 
 /// Registers the description and unit of every metric. To be called once the recorder is installed.
 pub(crate) fn describe() {
@@ -102,13 +120,38 @@ pub(crate) fn describe() {
         CLOCK_RATE,
         "How much faster the clock of this node runs than its uncorrected hardware clock"
     );
+    describe_counter!(
+        REFUSALS,
+        "Callers that were refused for lack of a permission or an identity, or at a quota"
+    );
+    describe_counter!(AUDIT_FAILURES, "Records that could not be written to the audit file");
+    describe_gauge!(DISK_USED, "Size of the data directory; NaN: its disk does not answer");
+    describe_gauge!(DISK_FREE, "Free space of the disk of the data directory; NaN: it does not answer");
+    describe_gauge!(
+        DISK_FULL_IN,
+        "When the disk will be full if its free space falls as in the last ten minutes; +Inf: it does not fall"
+    );
+    describe_gauge!(DISK_LOW, "1 if little of the disk is free, or it will be full within an hour");
+    describe_gauge!(DISK_FULL, "1 if the disk has no room for the next segment of the log");
+    describe_gauge!(BUILD_INFO, "Always 1; the label is the version of the software");
+    describe_counter!(PROCESS_CPU, "Processor time that this process has used, in whole seconds");
+    describe_gauge!(PROCESS_MEMORY, "Memory of this process that is in RAM");
+    describe_gauge!(PROCESS_FILES, "Open files of this process, connections included");
+    describe_gauge!(PROCESS_FILES_MAX, "The most files that this process may have open");
+    describe_gauge!(PROCESS_STARTED, "When this process has started, in seconds since 1970");
+    gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+    gauge!(PROCESS_STARTED).set(process::started().as_secs_f64());
+    counter!(AUDIT_FAILURES).increment(0);
+    for what in ["denied", "unauthenticated", "quota"] {
+        counter!(REFUSALS, "what" => what).increment(0);
+    }
     // Counters start at 0, since an increase is visible only relative to an earlier value.
     counter!(TABLES_DIFFER).increment(0);
     counter!(TRACES_DROPPED).increment(0);
     for reason in ["too-slow", "protocol"] {
         counter!(STREAMS_REFUSED, "reason" => reason).increment(0);
     }
-    for what in ["streams of sessions", "calls of sessions", "watches", "table", "requests-per-second"] {
+    for what in ["streams-of-sessions", "calls-of-sessions", "watches", "table", "requests-per-second"] {
         counter!(QUOTA_REFUSALS, "what" => what).increment(0);
     }
     streams(0);
@@ -171,9 +214,41 @@ pub(crate) fn traces_dropped(count: usize) {
     }
 }
 
-/// Counts a refusal because of a quota.
+/// Counts a refusal because of a quota, of which `what` names the kind in words.
 pub(crate) fn quota_refused(what: &'static str) {
-    counter!(QUOTA_REFUSALS, "what" => what).increment(1);
+    counter!(QUOTA_REFUSALS, "what" => what.replace(' ', "-")).increment(1);
+}
+
+/// Counts a caller that was refused.
+pub(crate) fn refused(what: &'static str) {
+    counter!(REFUSALS, "what" => what).increment(1);
+}
+
+/// Counts a record that could not be written to the audit file.
+pub(crate) fn audit_failed() {
+    counter!(AUDIT_FAILURES).increment(1);
+}
+
+/// Sets the metrics of the data directory's disk; `None`: it does not answer.
+pub(crate) fn disk(reading: Option<DiskReading>) {
+    let state = reading.map(|it| it.state);
+    gauge!(DISK_USED).set(reading.map_or(f64::NAN, |it| it.used as f64));
+    gauge!(DISK_FREE).set(reading.map_or(f64::NAN, |it| it.free as f64));
+    let full_in = reading.map(|it| it.full_in.map_or(f64::INFINITY, |left| left.as_secs_f64()));
+    gauge!(DISK_FULL_IN).set(full_in.unwrap_or(f64::NAN));
+    gauge!(DISK_LOW).set(f64::from(u8::from(matches!(state, Some(DiskState::Low | DiskState::Full)))));
+    gauge!(DISK_FULL).set(f64::from(u8::from(state == Some(DiskState::Full))));
+}
+
+/// Sets the metrics of this process.
+pub(crate) fn process(usage: &ProcessUsage) {
+    let ProcessUsage { cpu, memory, files, files_max } = usage;
+    counter!(PROCESS_CPU).absolute(cpu.as_secs());
+    for (name, value) in [(PROCESS_MEMORY, memory), (PROCESS_FILES, files), (PROCESS_FILES_MAX, files_max)] {
+        if let Some(value) = value {
+            gauge!(name).set(*value as f64);
+        }
+    }
 }
 
 /// Sets the metrics of a node's state. `before`: the counts at the last call.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
@@ -30,6 +29,7 @@ use crate::audit::Audit;
 use crate::clock;
 use crate::data::{self, Addresses, Data, DirectoryContents, Unusable};
 use crate::disk::DataDirectory;
+use crate::disk_space::DiskSpace;
 use crate::disk_worker::Chores;
 use crate::error::ServeError;
 use crate::file_limit::raise_file_limit;
@@ -42,6 +42,7 @@ use crate::node::NodeThread;
 use crate::observe::{self, notify};
 use crate::options::{HttpListen, ServerOptions};
 use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
+use crate::reports::Reports;
 use crate::tls::NodeTls;
 use crate::traces::{AcquireTracer, TraceArrivals, TraceSink};
 
@@ -176,6 +177,13 @@ fn run_node(mut options: ServerOptions, ready: OnReady<'_>) -> Result<(), ServeE
         }
     };
     observe::describe();
+    let (id, cluster) = (data.founding.node, hex(&data.founding.cluster));
+    tracing::info!(
+        node = id,
+        "lockkeeper {} starts as node {id} of the cluster {cluster}, with the data in `{}`",
+        env!("CARGO_PKG_VERSION"),
+        options.data.display()
+    );
     let node = Started::start(disk.clone(), data, &options, &advertised, peers, tls.clone())?;
     let limits = options.connection_limits(connections_max);
     let (inbox, about, traced) = (node.inbox.clone(), node.about.clone(), node.traced.clone());
@@ -352,8 +360,10 @@ impl Started {
         peering: Option<Peering>,
         tls: Option<Arc<NodeTls>>,
     ) -> Result<Self, ServeError> {
-        let about = about(&options.data, &data.founding, &data.recovered.members, advertised);
         let directory = options.data.display().to_string();
+        let space = Arc::new(DiskSpace::new(directory.clone(), options.segment_bytes));
+        space.measure(&options.data);
+        let about = about(space.clone(), &data.founding, &data.recovered.members, advertised);
         let (inbox, outbox) = (Arc::new(Inbox::default()), Arc::new(Outbox::default()));
         let (members, rules) = (data.recovered.members.clone(), data.recovered.table.rules());
         let talk = peering.map(|peering| {
@@ -385,6 +395,7 @@ impl Started {
             done: finished.clone(),
             inbox: inbox.clone(),
             unremoved: Removal::default(),
+            space,
             directory: directory.clone(),
         };
         let (offers, to_send) = tokio::sync::mpsc::unbounded_channel();
@@ -410,6 +421,7 @@ impl Started {
             tracer: options.traces.as_ref().zip(traced.clone()).map(tracer),
             node: data.founding.node,
             leadership: Leadership::new(data.founding.node, options.election_timeout),
+            reports: Reports::default(),
             offers,
             incoming: BTreeMap::new(),
             replica,
@@ -442,14 +454,14 @@ impl Started {
     }
 }
 
-fn about(data: &Path, founding: &Founding, members: &Members, advertised: &str) -> About {
+fn about(disk: Arc<DiskSpace>, founding: &Founding, members: &Members, advertised: &str) -> About {
     // Uses the present members: nodes that were added after the bootstrap may be in a snapshot only.
     let members = members.nodes.values().map(|member| (member.node, member.client_address.clone()));
     let mut clients: BTreeMap<u64, String> = members.collect();
     // This node's address may have changed since the bootstrap.
     clients.insert(founding.node, advertised.to_owned());
     let [cluster, incarnation] = [&founding.cluster, &founding.incarnation].map(|id| hex(id));
-    About { node: founding.node, data: data.to_owned(), cluster, incarnation, clients }
+    About { node: founding.node, disk, cluster, incarnation, clients }
 }
 
 fn config(founding: &Founding, options: &ServerOptions) -> Config {

@@ -41,7 +41,8 @@ async fn status(args: ClusterStatus) -> Result<u8, Failure> {
         return Err(lost);
     }
     let info = locks.cluster().await?;
-    let code = if info.nodes.iter().all(|node| node.answers) { OK } else { UNHEALTHY };
+    let is_healthy = info.nodes.iter().all(|node| node.answers) && nodes::are_well(&nodes);
+    let code = if is_healthy { OK } else { UNHEALTHY };
     if args.json {
         output::json(&ClusterStatusView {
             members: view::members(&info),

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use lockkeeper::url::Url;
-use lockkeeper::{NodePart, NodeReport, NodeRole, ServiceStatus};
+use lockkeeper::{NodeDisk, NodePart, NodeReport, NodeRole, ServiceStatus};
 use serde_json::json;
 
 use crate::exit::{Failure, UNAVAILABLE};
@@ -88,11 +88,13 @@ pub(super) fn print_all(nodes: &[NodeReport], as_json: bool) -> Result<(), Failu
     Ok(())
 }
 
-/// Whether each member answers, and each node that answers knows a leader.
+/// Whether each member answers, and each node that answers knows a leader, has room on its disk, and can write
+/// its audit file.
 pub(super) fn are_healthy(nodes: &[NodeReport]) -> bool {
     (nodes.is_empty() || freshest(nodes).is_some())
         && missing(nodes).is_empty()
         && answers(nodes).all(|status| status.leader.is_some())
+        && are_well(nodes)
         // A node that answers without a status waits for its cluster.
         && !nodes.iter().any(|node| node.answers && node.status.is_err())
         && clusters(nodes).len() < 2
@@ -175,6 +177,13 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
                 "{address} has yet to apply {behind} entries of its log: it is overloaded or has just started"
             ));
         }
+        warnings.extend(disk(address, status));
+        if let Some(why) = &status.audit_error {
+            warnings.push(format!(
+                "{address} can't write its audit file ({why}): what operators do there is recorded in its log only; free \
+                 space, or mend the disk"
+            ));
+        }
         if let Some(ends) = status.certificate_ends {
             warnings.extend(end_of_certificate(address, ends));
         }
@@ -206,6 +215,31 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
         ));
     }
     warnings
+}
+
+/// A warning if the node's disk has little room left.
+fn disk(address: &str, status: &ServiceStatus) -> Option<String> {
+    let free = status.disk_free_bytes.map_or_else(String::new, |free| format!(" ({} MiB free)", free >> 20));
+    match status.disk_state {
+        Some(NodeDisk::Full) => Some(format!(
+            "the disk of {address} is full{free}: the next part of its log has no room, so it can't lead, and stops when the \
+             present part is full; free space there"
+        )),
+        Some(NodeDisk::Low) => {
+            let hour = Duration::from_secs(60 * 60);
+            let soon = status.disk_full_in.filter(|left| *left < hour).map_or_else(String::new, |left| {
+                format!(", and will be full in {} min if it goes on as in the last ten", left.as_secs() / 60)
+            });
+            Some(format!("the disk of {address} has little room left{free}{soon}: free space there"))
+        }
+        Some(NodeDisk::Enough) => None,
+        None => Some(format!("the disk of {address} does not answer: look at its log, and at `dmesg` there")),
+    }
+}
+
+/// Whether each node that answers has room on its disk, and can write its audit file.
+pub(super) fn are_well(nodes: &[NodeReport]) -> bool {
+    answers(nodes).all(|it| it.disk_state == Some(NodeDisk::Enough) && it.audit_error.is_none())
 }
 
 /// A warning if the node's certificate has ended, or ends soon.

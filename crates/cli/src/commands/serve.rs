@@ -22,6 +22,7 @@ use crate::otlp::NodeTraces;
 use crate::output;
 
 mod hazards;
+mod log;
 mod metrics;
 
 pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
@@ -127,7 +128,7 @@ pub(super) fn start_log(format: LogFormat, level: &str) -> Result<(), Failure> {
     let level = self::level(level)?;
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines = match format {
-        LogFormat::Text => lines.with_ansi(false).boxed(),
+        LogFormat::Text => lines.with_ansi(false).fmt_fields(log::TextFields).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
     tracing_subscriber::registry()

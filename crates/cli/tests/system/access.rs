@@ -157,7 +157,20 @@ fn acquires_are_denied_and_a_change_holds_for_new_requests_of_running_sessions()
     assert_eq!(run("billing", "orders/1").code, i32::from(OK));
     run("billing", "stock").is_one_line(PERMISSION, &["billing may not acquire `stock`"]);
     run("reports", "orders/1").is_one_line(PERMISSION, &["reports may not acquire `orders/1`"]);
-    shop.ran(0, "reports", "doctor --json").is_json_error(PERMISSION, &["reports may not acquire"]);
+    for at in 0..3 {
+        let report = shop.ran(at, "reports", "doctor --json");
+        assert_eq!((report.code, &report.err[..]), (i32::from(OK), ""), "reading is enough: {report:?}");
+        let report = report.json();
+        assert_eq!(report["probe"], "not-tried", "{report}");
+        assert!(
+            report["probe_says"].as_str().is_some_and(|why| why.contains("reports may not acquire")),
+            "{report}"
+        );
+        assert_eq!(report["nodes"].as_array().map(Vec::len), Some(3), "{report}");
+    }
+    let report = shop.ran(0, "reports", "doctor");
+    assert!(report.out.contains("not tried: to acquire `lockkeeper-doctor/probe`"), "{report:?}");
+    assert_eq!(shop.ran(0, "reports", "cluster status").code, i32::from(OK));
     let left = shop.ran(0, "client", "sessions --json").json();
     assert_eq!(
         left.as_array().map(Vec::len),

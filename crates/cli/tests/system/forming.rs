@@ -229,9 +229,9 @@ fn node_with_an_emptied_directory_is_refused_with_the_remedy() {
     }
 }
 
-/// Whether a log line concerns this node.
+/// Whether a log line is about a connection of this node.
 fn of(line: &str, node: u64) -> bool {
-    line.split_whitespace().any(|word| word == format!("node={node}"))
+    line.contains(&format!(" node {node} at "))
 }
 
 #[test]

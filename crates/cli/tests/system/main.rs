@@ -15,6 +15,7 @@ mod forming;
 mod gate;
 mod go_client;
 mod grace;
+mod health;
 mod http;
 mod java;
 mod json;

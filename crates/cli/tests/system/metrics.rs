@@ -52,14 +52,35 @@ fn every_metric_of_the_page_is_there_and_the_other_way_round() {
         .stdin(std::fs::File::open(test.path("metrics")).unwrap())
         .ended();
     assert_eq!((checked.code, &checked.out[..], &checked.err[..]), (0, "", ""));
-    assert!(text.contains("lockkeeper_prefix_holds{prefix=\"orders\"} 1"), "{text}");
+    let version = env!("CARGO_PKG_VERSION");
+    for line in [
+        "lockkeeper_prefix_holds{prefix=\"orders\"} 1".to_owned(),
+        format!("lockkeeper_build_info{{version=\"{version}\"}} 1"),
+        "lockkeeper_disk_full 0".to_owned(),
+        "lockkeeper_refusals_total{what=\"denied\"} 0".to_owned(),
+        "lockkeeper_quota_refusals_total{what=\"calls-of-sessions\"} 0".to_owned(),
+    ] {
+        assert!(text.lines().any(|shown| shown == line), "no {line} in {text}");
+    }
+    let value = |name: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {name}: {text}")).parse().unwrap()
+    };
+    assert!(value("lockkeeper_disk_free_bytes") > 0.0 && value("lockkeeper_disk_used_bytes") > 0.0);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
+    assert!((0.0..600.0).contains(&(now - value("process_start_time_seconds"))), "{text}");
+    assert!(value("process_resident_memory_bytes") > 1e6 && value("process_max_fds") >= 16.0);
 
     let of_node = PAGE.split_once("\n## A node of our own service\n").unwrap().1;
     let listed: BTreeSet<&str> = of_node
         .lines()
         .filter_map(|line| line.strip_prefix("| `"))
         .flat_map(|line| {
-            line.split(" |").next().unwrap().split('`').filter(|word| word.starts_with("lockkeeper_"))
+            line.split(" |")
+                .next()
+                .unwrap()
+                .split('`')
+                .filter(|word| word.starts_with("lockkeeper_") || word.starts_with("process_"))
         })
         .collect();
     let shown: BTreeSet<&str> = text

@@ -16,7 +16,7 @@ pub use audit::{AuditRecordView, AuditTrailView};
 pub use lock::{
     BreakResult, BreakView, HoldStateView, HoldView, LockView, Mode, TokenStateView, TokenView, WaiterView,
 };
-pub use node::{MemberView, MembersView, NodeView, PartView, RoleView};
+pub use node::{DiskView, MemberView, MembersView, NodeView, PartView, RoleView};
 pub use session::SessionView;
 use utoipa::PartialSchema;
 use utoipa::openapi::{RefOr, Schema};
@@ -37,6 +37,7 @@ pub fn schemas() -> Vec<(&'static str, RefOr<Schema>)> {
         ("BreakResult", BreakResult::schema()),
         ("Node", NodeView::schema()),
         ("Role", RoleView::schema()),
+        ("Disk", DiskView::schema()),
         ("Members", MembersView::schema()),
         ("Member", MemberView::schema()),
         ("Part", PartView::schema()),

@@ -57,6 +57,31 @@ pub struct NodeView {
     /// The bytes that are free on its disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_free_bytes: Option<u64>,
+    /// Whether that is enough for its log.
+    pub disk_state: DiskView,
+    /// When the disk will be full if its free space falls as in the last ten minutes, in seconds; absent: it does
+    /// not fall, or the node has not run for ten minutes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_full_in_seconds: Option<u64>,
+    /// Why the last record could not be written to its audit file; absent: it could, or there is no file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audit_error: Option<String>,
+}
+
+/// Whether a node's disk has room for its log.
+#[derive(Clone, Copy, Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schema(as = Disk)]
+pub enum DiskView {
+    /// The disk does not answer.
+    Unknown,
+    /// It has.
+    Enough,
+    /// Less than eight segments of the log (512 MiB) are free, or the disk will be full within an hour.
+    Low,
+    /// The next segment of the log has no room: the node gives the leadership away, and stops when its present
+    /// segment is full.
+    Full,
 }
 
 /// What a node does in the cluster, as in Raft.
@@ -132,6 +157,12 @@ impl From<v1::StatusResponse> for NodeView {
             v1::Role::Candidate => RoleView::Candidate,
             v1::Role::Leader => RoleView::Leader,
         };
+        let disk_state = match status.disk_state() {
+            v1::DiskState::Unspecified => DiskView::Unknown,
+            v1::DiskState::Enough => DiskView::Enough,
+            v1::DiskState::Low => DiskView::Low,
+            v1::DiskState::Full => DiskView::Full,
+        };
         Self {
             version: status.version,
             node: status.node,
@@ -155,6 +186,9 @@ impl From<v1::StatusResponse> for NodeView {
             permissions: Some(status.permissions).filter(|digest| !digest.is_empty()),
             disk_used_bytes: status.disk_used_bytes,
             disk_free_bytes: status.disk_free_bytes,
+            disk_state,
+            disk_full_in_seconds: status.disk_full_in_seconds,
+            audit_error: Some(status.audit_error).filter(|error| !error.is_empty()),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! of the documentation.
 
 mod documents;
+mod health;
 mod pages;
 
 use std::convert::Infallible;
@@ -11,7 +12,7 @@ use std::task::{Context, Poll};
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt;
-use lockkeeper_http::{HttpInterface, Origin, ServiceCalls};
+use lockkeeper_http::{HttpInterface, Origin, Probe, ServiceCalls};
 use lockkeeper_wire::v1;
 use serde_json::Value;
 use tonic::Status;
@@ -26,6 +27,13 @@ impl Origin for Leaderless {
 
     fn identify(&self, _: &HeaderMap) -> Result<Self, Status> {
         Ok(Self)
+    }
+
+    fn checks(&self, probe: Probe) -> Vec<(&'static str, bool)> {
+        match probe {
+            Probe::Live => vec![("replica", true)],
+            Probe::Ready => vec![("leader", false), ("member", true)],
+        }
     }
 }
 

@@ -102,6 +102,15 @@ impl Replica {
         others.chain([self.config.node]).collect()
     }
 
+    /// The members that this leader does not hear. Empty unless this node leads, and shortly after its election.
+    #[must_use]
+    pub fn silent(&self) -> BTreeSet<u64> {
+        if !self.lead.is_ready() || self.leads_newly() {
+            return BTreeSet::new();
+        }
+        self.engine.progress().into_iter().filter(|it| !it.is_active).map(|it| it.node).collect()
+    }
+
     /// Retries waiting changes. Then proposes the changes that no operator requests: promotions of learners,
     /// ends of joint configurations, and newer rules. They follow from the members, the followers' progress
     /// and the connected peers, so a new leader continues them by itself.

@@ -63,8 +63,7 @@ impl Replica {
             && self.now >= self.disk_room.pause_until
             && let Some(to) = self.successor()
         {
-            self.disk_room.pause_until =
-                self.now + self.config.tick * ELECTION_TICKS as u32 * PAUSE_TIMEOUTS;
+            self.disk_room.pause_until = self.now + self.config.tick * ELECTION_TICKS as u32 * PAUSE_TIMEOUTS;
             self.begin_handover(to);
         }
     }

@@ -19,6 +19,9 @@ use crate::mutant::Mutant;
 /// milliseconds of work. Timers are visited in the order of their deadlines.
 const DUE_PER_TURN: usize = 1 << 13;
 
+/// The most sessions that [`Replica::take_expired`] names.
+const NAMED_MAX: usize = 5;
+
 #[derive(Default)]
 pub(super) struct Expiry {
     last: u64,
@@ -27,6 +30,21 @@ pub(super) struct Expiry {
     /// begins at the end of a check.
     closes: Vec<(SessionId, u64)>,
     check: Option<Check>,
+    /// Sessions for which an expiry was proposed since the last [`Replica::take_expired`]: the first few.
+    recent: Vec<ExpiredSession>,
+    /// The number of expired sessions at that time.
+    reported: u64,
+}
+
+/// A session that has expired, for the log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExpiredSession {
+    /// The session.
+    pub session: SessionId,
+    /// What its client has called itself.
+    pub label: String,
+    /// Who its client was; empty: unknown.
+    pub identity: String,
 }
 
 /// A check of sessions that were candidates when it began, up to [`DUE_PER_TURN`].
@@ -161,6 +179,19 @@ impl Replica {
         self.outputs.push(Output::Drain(number));
     }
 
+    /// The number of sessions that have expired since the last call, while this node led, and a few of them.
+    pub fn take_expired(&mut self) -> (u64, Vec<ExpiredSession>) {
+        let all = self.activity.expired;
+        let count = all - std::mem::replace(&mut self.expiry.reported, all);
+        if count == 0 {
+            return (0, Vec::new());
+        }
+        let mut named = std::mem::take(&mut self.expiry.recent);
+        // The others were heard after all.
+        named.retain(|it| self.book.lease(it.session).is_none());
+        (count, named)
+    }
+
     fn conclude_check(&mut self) {
         let complete = |check: &mut Check| check.confirmed && check.drained;
         let Some(check) = self.expiry.check.take_if(complete) else { return };
@@ -182,6 +213,10 @@ impl Replica {
                 self.book.again(session);
             } else {
                 lease.ending = true;
+                if self.expiry.recent.len() < NAMED_MAX {
+                    let (label, identity) = self.client(session);
+                    self.expiry.recent.push(ExpiredSession { session, label, identity });
+                }
                 self.propose_own(Command::ExpireSession { session });
             }
         }

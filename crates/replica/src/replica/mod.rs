@@ -54,6 +54,7 @@ use calls::OpenCalls;
 use change::Changes;
 use checks::Checks;
 use disk_room::DiskRoom;
+pub use expiry::ExpiredSession;
 use expiry::Expiry;
 use lead::{Lead, Reading};
 use parking::Parked;

@@ -232,7 +232,7 @@ impl Replica {
     }
 
     /// The label and the identity of a session's client; both empty if it isn't live.
-    fn client(&self, session: SessionId) -> (String, String) {
+    pub(super) fn client(&self, session: SessionId) -> (String, String) {
         let session = self.table.session(session);
         session.map(|session| (session.label.into(), session.identity.into())).unwrap_or_default()
     }

@@ -80,15 +80,16 @@ impl Replica {
             |node| self.engine.progress().iter().any(|it| it.node == node && (it.is_active || newly));
         let target = match to {
             None => self.successor().ok_or_else(|| {
-                "no other voter answers and has room on its disk: bring one back, or free space, first".to_owned()
+                "no other voter answers and has room on its disk: bring one back, or free space, first"
+                    .to_owned()
             }),
             Some(to) if !self.members.configuration.voters.contains(&to) => {
                 Err(format!("node {to} is no voter; `lockkeeper cluster status` lists them"))
             }
             Some(to) if !answers(to) => Err(format!("node {to} does not answer; bring it back first")),
-            Some(to) if self.disk_room.is_full_at(to) => {
-                Err(format!("the disk of node {to} is full, so it can't lead for long: free space there first"))
-            }
+            Some(to) if self.disk_room.is_full_at(to) => Err(format!(
+                "the disk of node {to} is full, so it can't lead for long: free space there first"
+            )),
             Some(to) => Ok(to),
         };
         match target {
@@ -111,7 +112,8 @@ impl Replica {
             }
             None => self.refuse_ask(
                 ask,
-                "this node leads, and no other voter answers and has room on its disk, to take over".to_owned(),
+                "this node leads, and no other voter answers and has room on its disk, to take over"
+                    .to_owned(),
             ),
         }
     }

@@ -29,7 +29,6 @@ mod transport;
 
 use std::sync::{Arc, OnceLock};
 
-use lockkeeper_replica::Event;
 use lockkeeper_replica::storage::Snapshots;
 use tokio::net::TcpListener;
 use tokio::sync::watch as shown;
@@ -138,7 +137,7 @@ impl Front {
 
     /// Makes the replica hand over the leadership, then end.
     pub(crate) fn shut_down(&self) {
-        self.replica.push(Event::ShutDown);
+        self.replica.shut_down();
     }
 
     /// Refuses new connections, streams and calls from now on, and ends each connection once its calls have

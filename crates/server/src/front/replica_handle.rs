@@ -20,6 +20,9 @@ pub(crate) struct ReplicaHandle {
     pub(super) inbox: Arc<Inbox>,
     /// Cancelled when this node shuts down: from then on new connections, streams and calls are refused.
     pub(super) stopping: CancellationToken,
+    /// Whether this node was told to stop: set some time before `stopping`, as a leader first transfers the
+    /// leadership.
+    is_leaving: AtomicBool,
     /// The last id that was given to a stream, call or connection.
     last_id: AtomicU64,
     /// Whether an event was pushed and the replica was not woken since.
@@ -37,6 +40,7 @@ impl ReplicaHandle {
         Self {
             inbox,
             stopping: CancellationToken::new(),
+            is_leaving: AtomicBool::new(false),
             last_id: AtomicU64::new(0),
             is_pushed: AtomicBool::new(false),
             barrier: AtomicU64::new(0),
@@ -70,6 +74,17 @@ impl ReplicaHandle {
     /// A new id for a stream, call or connection.
     pub(super) fn next_id(&self) -> u64 {
         self.last_id.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Makes the replica hand over the leadership, then end.
+    pub(super) fn shut_down(&self) {
+        self.is_leaving.store(true, Ordering::Relaxed);
+        self.push(Event::ShutDown);
+    }
+
+    /// Whether this node was told to stop.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.is_leaving.load(Ordering::Relaxed)
     }
 
     /// # Errors

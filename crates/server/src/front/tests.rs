@@ -25,6 +25,7 @@ use super::transport::OPEN_CALLS_MAX;
 use super::{About, Front, HttpPort, pump};
 use crate::access::{Access, AccessFiles};
 use crate::audit::Audit;
+use crate::disk_space::DiskSpace;
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::options::{ConnectionLimits, ServerOptions};
 use crate::tls::NodeTls;
@@ -71,7 +72,7 @@ impl Rig {
         let http_address = http.local_addr().unwrap();
         let about = About {
             node: 1,
-            data: std::env::temp_dir(),
+            disk: Arc::new(DiskSpace::new("data".to_owned(), 64 << 20)),
             cluster: String::new(),
             incarnation: String::new(),
             clients: Default::default(),

@@ -81,6 +81,8 @@ impl Dialler {
         let mut calls = self.directory.calls();
         let mut pause = PAUSE_MIN;
         let mut said = String::new();
+        // A node that stops closes one connection that it has just accepted; its port is closed next.
+        let mut has_closed = false;
         loop {
             let number = self.handover.number();
             calls.mark_unchanged();
@@ -88,7 +90,7 @@ impl Dialler {
                 Ok((stream, hello)) => {
                     self.is_settled(node, false);
                     tracing::info!(node, address, "node {node} is reached at {address}");
-                    (pause, said) = (PAUSE_MIN, String::new());
+                    (pause, said, has_closed) = (PAUSE_MIN, String::new(), false);
                     let (alive, over) = oneshot::channel();
                     match Transport::of(stream) {
                         Ok(transport) => self.handover.give(
@@ -112,7 +114,10 @@ impl Dialler {
                 Err(why) => {
                     let text = why.to_string();
                     let is_early = matches!(&why, NoLink::Refused(why) if why.code() == RefusalCode::Later);
-                    if text != said && !is_early {
+                    let closes =
+                        matches!(&why, NoLink::Unreachable(error) if handshake::is_close(error.kind()));
+                    let is_first_close = closes && !std::mem::replace(&mut has_closed, closes);
+                    if text != said && !is_early && !is_first_close {
                         tracing::warn!(node, address, "node {node} can't be talked to at {address}: {text}");
                         said = text;
                     }

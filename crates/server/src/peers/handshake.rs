@@ -136,12 +136,22 @@ async fn connect_tls(socket: TcpStream, to: u64, tls: Option<&NodeTls>) -> Resul
 
 /// Adds advice to the error of a TLS handshake.
 fn explain(error: io::Error) -> io::Error {
-    io::Error::new(
-        error.kind(),
+    let text = if is_close(error.kind()) {
+        format!(
+            "it has closed the connection during the TLS handshake ({error}): it stops, or was started without certificates"
+        )
+    } else {
         format!(
             "the TLS handshake failed: {error}; both nodes need certificates of the same authority, or neither"
-        ),
-    )
+        )
+    };
+    io::Error::new(error.kind(), text)
+}
+
+/// Whether the error means that the other side has closed the connection.
+pub(super) fn is_close(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(kind, UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe)
 }
 
 /// Checks that the certificate at the other end is that of node `node`; 0: of any node of the cluster.

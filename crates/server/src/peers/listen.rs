@@ -80,13 +80,13 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
                     tracing::debug!(%address, %error, "somebody at {address} did not say who it is: {error}");
                 }
                 Err(NoGuest::Refused(node, why)) if why.code() == RefusalCode::Later => {
-                    tracing::debug!(node, %address, "a peer at {address} comes too early: {}", why.text);
+                    tracing::debug!(node, %address, "node {node} at {address} comes too early: {}", why.text);
                 }
                 Err(NoGuest::Refused(node, why)) => {
                     if said.lock().is_news(node, &why.text) {
-                        tracing::warn!(node, %address, "a peer at {address} is refused: {}", why.text);
+                        tracing::warn!(node, %address, "node {node} at {address} is refused: {}", why.text);
                     } else {
-                        tracing::debug!(node, %address, "a peer at {address} is refused again: {}", why.text);
+                        tracing::debug!(node, %address, "node {node} at {address} is refused again: {}", why.text);
                     }
                 }
             }

@@ -5,12 +5,12 @@ mod directory;
 use std::time::{Duration, Instant};
 
 use lockkeeper::backends::KnownBackend;
-use lockkeeper::{Fencing, Finding, Wait};
+use lockkeeper::{AcquireError, BackendErrorKind, Fencing, Finding, Locks, Wait};
 use serde_json::{Value, json};
 
 use super::nodes;
 use crate::args::Doctor;
-use crate::exit::{Failure, OK, UNHEALTHY};
+use crate::exit::{Failure, OK, UNAVAILABLE, UNHEALTHY};
 use crate::output::{self, human};
 use crate::settings;
 
@@ -46,31 +46,16 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let info = KnownBackend::of(url.split_once(':').map_or(&*url, |(scheme, _)| scheme))
         .and_then(|known| known.info);
 
-    let began = Instant::now();
-    let probe = locks.mutex(PROBE).wait(Wait::For(Duration::from_secs(5)));
-    let probe = if can.ttl { probe.ttl(PROBE_TTL) } else { probe };
-    let probed = async {
-        let guard = probe.acquire().await.inspect_err(|_| {
-            // The warnings may explain the failure.
-            for text in &warnings {
-                output::say(text);
-            }
-        })?;
-        let (acquired, token) = (began.elapsed(), guard.token_hint());
-        let began = Instant::now();
-        guard.release().await.map_err(|error| Failure::new(crate::exit::UNAVAILABLE, error.to_string()))?;
-        Ok::<_, Failure>((acquired, token, began.elapsed()))
-    };
-    let probed = probed.await;
+    let probed = probe(&locks, can.ttl).await;
     // If the session were not closed, it would exist until its ttl has elapsed.
     let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
-    let (acquired, token, released) = probed?;
 
     let mut settings: Vec<String> = match can.backend {
         "file" => directory::description(&url),
         _ => Vec::new(),
     };
     settings.extend(harmless.into_iter().map(|finding| finding.says));
+    let token = probed.worked().and_then(|it| it.token);
     if args.json {
         let abilities: serde_json::Map<String, Value> =
             can.abilities().into_iter().map(|(name, has)| (name.to_owned(), has.into())).collect();
@@ -86,11 +71,13 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
             "url": shown, "backend": can.backend, "excludes": can.reach.to_string(),
             "others": info.map(|info| json!({ "excluded": info.excludes, "exclude": info.excluded_by })),
             "abilities": abilities,
-            "promises": promises, "acquire_us": acquired.as_micros() as u64, "release_us": released.as_micros() as u64,
+            "promises": promises, "probe": probed.word(), "probe_says": probed.says(),
+            "acquire_us": probed.worked().map(|it| it.acquired.as_micros() as u64),
+            "release_us": probed.worked().map(|it| it.released.as_micros() as u64),
             "token": token.map(lockkeeper::Token::get), "settings": settings, "nodes": crate::view::reports(&nodes),
             "warnings": warnings,
         }))?;
-        return Ok(code);
+        return probed.ended(code);
     }
     output::line(format!("{shown}: excludes {}", can.reach))?;
     if let Some(info) = info {
@@ -99,11 +86,20 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     }
     match can.fencing {
         Fencing::Tokens { source } => {
-            output::line(format!("tokens: {source}; this test got {}", show(token)))?
+            let got = token.map_or_else(String::new, |token| format!("; this test got {token}"));
+            output::line(format!("tokens: {source}{got}"))?
         }
         Fencing::None { why, instead } => output::line(format!("no tokens: {why}; {instead}"))?,
     }
-    output::line(format!("works: acquired in {}, released in {}", human_us(acquired), human_us(released)))?;
+    match &probed {
+        Probed::Works(Worked { acquired, released, .. }) => output::line(format!(
+            "works: acquired in {}, released in {}",
+            human_us(*acquired),
+            human_us(*released)
+        ))?,
+        Probed::NotTried(why) => output::line(format!("not tried: to acquire `{PROBE}`, since {why}"))?,
+        Probed::Failed(failure) => output::line(format!("does not work: {}", failure.message))?,
+    }
     let named = |wanted: bool| -> Vec<&str> {
         can.abilities().into_iter().filter(|(_, has)| *has == wanted).map(|(name, _)| name).collect()
     };
@@ -125,11 +121,76 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     for text in warnings {
         output::line(format!("warning: {text}"))?;
     }
-    Ok(code)
+    probed.ended(code)
 }
 
-fn show(token: Option<lockkeeper::Token>) -> String {
-    token.map_or_else(|| "none".to_owned(), |token| token.to_string())
+/// The result of the test.
+enum Probed {
+    Works(Worked),
+    /// The caller may not acquire the lock; the rest of the report needs less.
+    NotTried(String),
+    Failed(Failure),
+}
+
+/// The lock was acquired and released.
+struct Worked {
+    acquired: Duration,
+    released: Duration,
+    token: Option<lockkeeper::Token>,
+}
+
+impl Probed {
+    fn worked(&self) -> Option<&Worked> {
+        match self {
+            Self::Works(worked) => Some(worked),
+            Self::NotTried(_) | Self::Failed(_) => None,
+        }
+    }
+
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Works(_) => "works",
+            Self::NotTried(_) => "not-tried",
+            Self::Failed(_) => "failed",
+        }
+    }
+
+    /// Why it does not work, or was not tried.
+    fn says(&self) -> Option<&str> {
+        match self {
+            Self::Works(_) => None,
+            Self::NotTried(why) => Some(why),
+            Self::Failed(failure) => Some(&failure.message),
+        }
+    }
+
+    /// The exit code once the report is printed: `code`, unless the test has failed.
+    fn ended(self, code: u8) -> Result<u8, Failure> {
+        match self {
+            Self::Works(_) | Self::NotTried(_) => Ok(code),
+            Self::Failed(failure) => Err(failure),
+        }
+    }
+}
+
+/// Acquires and releases a lock.
+async fn probe(locks: &Locks, has_ttl: bool) -> Probed {
+    let lock = locks.mutex(PROBE).wait(Wait::For(Duration::from_secs(5)));
+    let lock = if has_ttl { lock.ttl(PROBE_TTL) } else { lock };
+    let began = Instant::now();
+    let guard = match lock.acquire().await {
+        Ok(guard) => guard,
+        Err(AcquireError::Backend(error)) if error.kind == BackendErrorKind::Denied => {
+            return Probed::NotTried(error.to_string());
+        }
+        Err(error) => return Probed::Failed(error.into()),
+    };
+    let (acquired, token) = (began.elapsed(), guard.token_hint());
+    let began = Instant::now();
+    match guard.release().await {
+        Ok(_) => Probed::Works(Worked { acquired, released: began.elapsed(), token }),
+        Err(error) => Probed::Failed(Failure::new(UNAVAILABLE, error.to_string())),
+    }
 }
 
 fn human_us(duration: Duration) -> String {

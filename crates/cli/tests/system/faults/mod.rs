@@ -8,7 +8,7 @@
 mod cluster;
 mod crashes;
 mod directory;
-mod disks;
+pub(crate) mod disks;
 mod kept;
 mod load;
 mod server;

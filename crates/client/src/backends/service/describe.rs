@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use lockkeeper_backend::{
-    BackendError, BackendErrorKind, Broken, HolderInfo, HolderState, LockInfo, NodeRole, ServiceStatus,
-    SessionInfo, WaiterInfo, decode_meta,
+    BackendError, BackendErrorKind, Broken, HolderInfo, HolderState, LockInfo, NodeDisk, NodeRole,
+    ServiceStatus, SessionInfo, WaiterInfo, decode_meta,
 };
 use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus, WallTime};
 use lockkeeper_wire::v1;
@@ -94,6 +94,12 @@ pub(super) fn session(session: v1::Session) -> SessionInfo {
 }
 
 pub(super) fn status(status: v1::StatusResponse) -> ServiceStatus {
+    let disk_state = match status.disk_state() {
+        v1::DiskState::Unspecified => None,
+        v1::DiskState::Enough => Some(NodeDisk::Enough),
+        v1::DiskState::Low => Some(NodeDisk::Low),
+        v1::DiskState::Full => Some(NodeDisk::Full),
+    };
     ServiceStatus {
         role: match status.role() {
             v1::Role::Follower | v1::Role::Unspecified => NodeRole::Follower,
@@ -122,6 +128,9 @@ pub(super) fn status(status: v1::StatusResponse) -> ServiceStatus {
         permissions: Some(status.permissions).filter(|digest| !digest.is_empty()),
         disk_used_bytes: status.disk_used_bytes,
         disk_free_bytes: status.disk_free_bytes,
+        disk_state,
+        disk_full_in: status.disk_full_in_seconds.map(Duration::from_secs),
+        audit_error: Some(status.audit_error).filter(|error| !error.is_empty()),
     }
 }
 

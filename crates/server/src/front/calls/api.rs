@@ -14,6 +14,7 @@ use super::watch::{Watcher, Watching};
 use super::{Ask, Calls};
 use crate::access::Identity;
 use crate::audit::AuditRecord;
+use crate::disk_space::DiskReading;
 use crate::front::callers::Caller;
 use crate::front::fields::{name, optional_name, page, token};
 use crate::front::paths::FORWARDED;
@@ -277,7 +278,12 @@ impl Lockkeeper for Api {
                 if let Some(directory) = self.0.directory.get() {
                     directory.introduce(&mut status.members);
                 }
-                (status.disk_used_bytes, status.disk_free_bytes) = self.0.disk_usage().await;
+                if let Some(DiskReading { used, free, state, full_in }) = self.0.about.disk.reading() {
+                    (status.disk_used_bytes, status.disk_free_bytes) = (Some(used), Some(free));
+                    status.disk_state = state.into();
+                    status.disk_full_in_seconds = full_in.map(|left| left.as_secs());
+                }
+                status.audit_error = self.0.callers.audit.error().unwrap_or_default();
                 Ok(Response::new(status))
             }
             _ => Err(unexpected()),

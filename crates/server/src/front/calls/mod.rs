@@ -1,17 +1,17 @@
 //! Calls that are no part of a session: questions to the replica, and orders of operators.
 //!
 //! A call waits for the replica's answer until its caller's deadline. If there is no answer, the error states
-//! why. Reading order: `api.rs` (the gRPC service), `watch.rs`, `backup.rs`, `join.rs`; `forward/mod.rs`
-//! (calls that another node has to answer).
+//! why. Reading order: `api.rs` (the gRPC service), `watch.rs`, `backup.rs`, `join.rs`, `health.rs`;
+//! `forward/mod.rs` (calls that another node has to answer).
 
 mod api;
 mod backup;
 mod forward;
+mod health;
 mod join;
 mod watch;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -30,7 +30,8 @@ use super::sessions::ClientSessions;
 use super::statuses::{PATIENCE, refusal, shuts_down, unrecorded};
 use crate::access::Identity;
 use crate::audit::AuditRecord;
-use crate::disk::{self, DataDirectory};
+use crate::disk::DataDirectory;
+use crate::disk_space::DiskSpace;
 use crate::inbox::Source;
 use crate::peers::Directory;
 use crate::tls::NodeTls;
@@ -40,10 +41,6 @@ use watch::Watcher;
 
 /// Maximum number of watches at a node; at most half of them of one identity.
 const WATCHES_MAX: usize = 1 << 10;
-/// How long a call for a node's state waits for its disk.
-const DISK_PATIENCE: Duration = Duration::from_secs(1);
-/// The maximum age of a reading of the disk's usage.
-const DISK_USAGE_AGE_MAX: Duration = Duration::from_secs(2);
 /// Maximum number of orders of operators in progress on a node. They continue when their callers disconnect,
 /// so the limits of connections do not bound them.
 pub(super) const ORDERS_MAX: usize = 64;
@@ -52,7 +49,7 @@ pub(super) const ORDERS_MAX: usize = 64;
 pub(crate) struct About {
     /// The id of this node.
     pub(crate) node: u64,
-    pub(crate) data: PathBuf,
+    pub(crate) disk: Arc<DiskSpace>,
     /// The ids of cluster and data directory, as text.
     pub(crate) cluster: String,
     pub(crate) incarnation: String,
@@ -80,10 +77,6 @@ pub(crate) struct Calls {
     watch_places: Arc<Places<Identity>>,
     /// Limits the orders of operators in progress.
     orders: Arc<Semaphore>,
-    /// Limits the threads that wait for the disk to one.
-    disk_reads: Arc<Semaphore>,
-    /// The last measurement: its time, bytes used, bytes free.
-    disk_usage: Mutex<Option<(Instant, u64, u64)>>,
     /// Connections to the leader, while this node is a follower.
     links: forward::Links,
     relays: forward::Relays,
@@ -151,8 +144,6 @@ impl Calls {
             forwarded: Mutex::default(),
             watch_places: Places::new(WATCHES_MAX),
             orders: Arc::new(Semaphore::new(ORDERS_MAX)),
-            disk_reads: Arc::new(Semaphore::new(1)),
-            disk_usage: Mutex::default(),
             links: forward::Links::default(),
             relays: forward::Relays::default(),
         })
@@ -249,31 +240,6 @@ impl Calls {
             Ok(answer) => answer,
             Err(_) => Err(shuts_down()),
         }
-    }
-
-    /// The size of the data directory and the free space of its disk, in bytes; at most
-    /// [`DISK_USAGE_AGE_MAX`] old, unless the disk does not answer.
-    pub(super) async fn disk_usage(&self) -> (Option<u64>, Option<u64>) {
-        let known = *self.disk_usage.lock();
-        let is_younger = |age| known.is_some_and(|(at, ..)| at.elapsed() < age);
-        let of_known = || known.map_or((None, None), |(_, used, free)| (Some(used), Some(free)));
-        if is_younger(DISK_USAGE_AGE_MAX) {
-            return of_known();
-        }
-        // At most one thread waits for a disk that does not answer.
-        let Ok(only) = self.disk_reads.clone().try_acquire_owned() else {
-            return if is_younger(DISK_USAGE_AGE_MAX + DISK_PATIENCE) { of_known() } else { (None, None) };
-        };
-        let path = self.about.data.clone();
-        let read = tokio::task::spawn_blocking(move || {
-            let _only = only;
-            disk::usage(&path)
-        });
-        let Ok(Ok(Ok((used, free)))) = tokio::time::timeout(DISK_PATIENCE, read).await else {
-            return (None, None);
-        };
-        *self.disk_usage.lock() = Some((Instant::now(), used, free));
-        (Some(used), Some(free))
     }
 
     pub(super) fn wait_for(self: &Arc<Self>, ask: Ask, caller: &Identity, question: Question) -> Waits {

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use http::{HeaderMap, HeaderValue, header};
-use lockkeeper_http::{Origin, ServiceCalls};
+use lockkeeper_http::{Origin, Probe, ServiceCalls};
 use lockkeeper_wire::v1;
 use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
 use tonic::Status;
@@ -42,6 +42,13 @@ impl Origin for RequestOrigin {
         let caller = self.connection.identify(headers)?;
         let authorization = headers.get(header::AUTHORIZATION).cloned();
         Ok(InProcess { origin: self.clone(), caller, authorization })
+    }
+
+    fn checks(&self, probe: Probe) -> Vec<(&'static str, bool)> {
+        match probe {
+            Probe::Live => self.calls.live(),
+            Probe::Ready => self.calls.ready(),
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use crate::front::calls::Calls;
 use crate::front::statuses::unexpected;
 use crate::observe;
 use crate::options::MetricsPage;
+use crate::process::ProcessUsage;
 
 /// Maximum number of prefixes with series of their own, over the life of this process: each series costs the
 /// Prometheus server memory for days.
@@ -54,6 +55,8 @@ impl Metrics {
         if let Some(ends) = ends {
             observe::certificate_ends(ends);
         }
+        observe::disk(calls.about.disk.reading());
+        observe::process(&ProcessUsage::now());
         Ok((self.page.render)())
     }
 

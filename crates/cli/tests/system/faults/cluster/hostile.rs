@@ -204,6 +204,7 @@ impl HostileMessages {
             request_snapshot: self.number(),
             snapshot_at: self.number(),
             digest: Some(TableDigest { index: self.number(), high: 1, low: 2, format: self.number() }),
+            disk_full: self.next().is_multiple_of(2),
         }
     }
 

@@ -20,6 +20,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Frame;
 
 use super::*;
+use crate::disk_space::DiskSpace;
 use crate::front::{About, Front, pump};
 use crate::inbox::{Inbox, Outbox};
 use crate::options::ServerOptions;
@@ -154,7 +155,7 @@ impl Follower {
             leader.iter().map(|leader| (LEADER, leader.to_string())).collect();
         let about = About {
             node: 1,
-            data: std::env::temp_dir(),
+            disk: Arc::new(DiskSpace::new("data".to_owned(), 64 << 20)),
             cluster: String::new(),
             incarnation: "0f".to_owned(),
             clients,
