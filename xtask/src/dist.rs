@@ -33,8 +33,9 @@ const PROGRAMS: [&str; 2] = ["lockkeeper", "lockkeeper-lab"];
 const FEATURES: &str = "lockkeeper-cli/all";
 
 /// The files of the tree that are copied as they are, by their place below the prefix.
-const COPIED: [(&str, &str); 7] = [
+const COPIED: [(&str, &str); 8] = [
     ("packaging/systemd/lockkeeper.service", "lib/systemd/system/lockkeeper.service"),
+    ("packaging/systemd/lockkeeper-tls.conf", "share/doc/lockkeeper/lockkeeper-tls.conf"),
     ("packaging/systemd/lockkeeper-job@.service", "lib/systemd/system/lockkeeper-job@.service"),
     ("README.md", "share/doc/lockkeeper/README.md"),
     ("CHANGELOG.md", "share/doc/lockkeeper/CHANGELOG.md"),

@@ -132,6 +132,17 @@ const SETS: &[Set] = &[
         packages: &[COMMAND],
     },
     Set {
+        folder: "pypi-kubernetes",
+        registry: PYPI,
+        // With the schemas of all versions of Kubernetes.
+        libraries: &[Library {
+            name: "kubernetes-validate",
+            version: "1.37.0",
+            used_by: "the test of the manifests",
+        }],
+        packages: &[COMMAND],
+    },
+    Set {
         folder: "pypi-python",
         registry: PYPI,
         libraries: &[

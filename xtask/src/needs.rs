@@ -201,6 +201,7 @@ const TEST_NEEDS: &[TestNeeds] = &[
             Need { program: "curl", package: "curl", used_by: "the tests of HTTP/JSON" },
             Need { program: "chromium", package: "chromium", used_by: "the tests of the pages for browsers" },
             Need { program: "strip", package: "binutils", used_by: "the tests of the Debian package" },
+            Need { program: "systemd-analyze", package: "systemd", used_by: "the tests of the units" },
             Need { program: "dpkg-deb", package: "dpkg", used_by: "the tests of the Debian package" },
             Need {
                 program: "/usr/share/java/postgresql.jar",

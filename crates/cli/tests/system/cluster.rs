@@ -314,37 +314,3 @@ fn founding_node_is_ready_for_systemd_and_says_what_it_waits_for() {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(node.id().cast_signed()), Signal::SIGTERM).unwrap();
     assert_eq!(node.wait().unwrap().code(), Some(i32::from(OK)));
 }
-
-#[test]
-fn arguments_of_the_kubernetes_pods_start_a_cluster() {
-    let manifest = include_str!("../../../../packaging/kubernetes/statefulset.yaml");
-    let lines = manifest.lines().map(str::trim).skip_while(|line| *line != "args:").skip(1);
-    let lines = lines.take_while(|line| line.starts_with(['-', '#']));
-    let args: Vec<&str> = lines.filter_map(|line| line.strip_prefix("- ")).collect();
-    assert_eq!(args[..2], ["serve", "--data=/data"], "{args:?}");
-    let test = TestDir::new();
-    let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
-    let listens: Vec<String> = (0..3).map(|_| test.address()).collect();
-    let nodes: Vec<Starting> = (0..3)
-        .map(|node| {
-            let local = |arg: &str| {
-                let arg = arg.replace("$(NODE)", &(node + 1).to_string());
-                let arg =
-                    arg.replace("0.0.0.0:5625", &listens[node]).replace("0.0.0.0:5626", &peers(&ports[node]));
-                (0..3).fold(arg, |arg, other| {
-                    let pod = format!("lockkeeper-{}.lockkeeper", other + 1);
-                    let arg = arg.replace(&format!("{pod}:5625"), &listens[other]);
-                    arg.replace(&format!("{pod}:5626"), &peers(&ports[other]))
-                })
-            };
-            let options: Vec<String> = args[2..].iter().map(|arg| local(arg)).collect();
-            let options: Vec<&str> = options.iter().map(String::as_str).collect();
-            test.begin(&format!("node{node}"), &options)
-        })
-        .collect();
-    let nodes: Vec<Node> = nodes.into_iter().map(Starting::ready).collect();
-    let test = test.over(&format!("lockkeeper://{}", listens.join(",")));
-    assert_eq!(test.ran("run x -- true").code, i32::from(OK));
-    assert_eq!(parts(&test.status()), [(1, "voter"), (2, "voter"), (3, "voter")]);
-    drop(nodes);
-}

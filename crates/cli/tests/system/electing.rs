@@ -1,5 +1,7 @@
 //! `elect` and `leader`.
 
+use std::io::{Read, Write};
+
 use lockkeeper_cli::exit;
 use nix::sys::signal::Signal;
 
@@ -118,4 +120,69 @@ fn unusable_elections_are_refused_with_a_reason() {
     let ended = test.ran("elect --once x -- true");
     assert_eq!(ended.code, 0, "{ended:?}");
     test.ran("leader").is_one_line(exit::USAGE, &["<NAME>"]);
+}
+
+/// The HTTP status of a candidate's health check; `None`: it can't be reached.
+fn health(address: &str) -> Option<u16> {
+    let mut socket = std::net::TcpStream::connect(address).ok()?;
+    socket.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).unwrap();
+    answer.split(' ').nth(1).map(|status| status.parse().unwrap())
+}
+
+#[test]
+fn health_check_follows_the_leadership_and_no_hook_delays_its_end() {
+    let (test, _node) = TestDir::new().served();
+    let addresses = [test.address(), test.address()];
+    let begun = |number: usize, on_lost: &str, script: &str| {
+        let on_elected =
+            format!("echo elected {number} $LOCKKEEPER_NAME $LOCKKEEPER_TOKEN >> hooks; exec sleep 600");
+        let on_lost = format!("echo lost {number} $LOCKKEEPER_NAME $LOCKKEEPER_TOKEN >> hooks; {on_lost}");
+        let health = &addresses[number];
+        let options = ["--health", health, "--on-elected", &on_elected, "--on-lost", &on_lost];
+        candidate(&test, &number.to_string(), &options, script)
+    };
+    let first = begun(
+        0,
+        "while test ! -e go; do sleep 0.02; done",
+        "while test ! -e resign; do sleep 0.02; done; exit 4",
+    );
+    wait_for_leader(&test, "0");
+    wait_until("its health says so", || health(&addresses[0]) == Some(200));
+    let second = begun(1, "exit 5", JOB);
+    test.wait_for_waiters("shop", 1);
+    assert_eq!(health(&addresses[1]), Some(503));
+    let token = |number: &str| leader(&test)["token"].as_u64().filter(|_| leader(&test)["value"] == number);
+    let tokens = [token("0").unwrap()];
+
+    // The first one resigns. Both of its hooks hang, and the second one leads.
+    std::fs::write(test.path("resign"), "").unwrap();
+    wait_for_leader(&test, "1");
+    wait_until("the health follows", || addresses.each_ref().map(|it| health(it)) == [Some(503), Some(200)]);
+    let tokens = [tokens[0], token("1").unwrap()];
+    first.signal(Signal::SIGTERM);
+    std::fs::write(test.path("go"), "").unwrap();
+    assert_eq!(first.ended().code, 143);
+
+    second.signal(Signal::SIGTERM);
+    let ended = second.ended();
+    assert_eq!(ended.code, 0, "of the command: {ended:?}");
+    assert!(ended.err.contains("`shop`: --on-lost has failed (exit status: 5)"), "{ended:?}");
+    let mut hooks: Vec<String> =
+        std::fs::read_to_string(test.path("hooks")).unwrap().lines().map(str::to_owned).collect();
+    hooks.sort();
+    let [one, two] = tokens;
+    let expected = [
+        format!("elected 0 shop {one}"),
+        format!("elected 1 shop {two}"),
+        format!("lost 0 shop {one}"),
+        format!("lost 1 shop {two}"),
+    ];
+    assert_eq!(hooks, expected);
+
+    let busy =
+        test.ran(&format!("elect --health {} other -- true", test.url().trim_start_matches("lockkeeper://")));
+    assert_eq!(busy.code, i32::from(exit::UNAVAILABLE), "{busy:?}");
+    assert!(busy.err.contains("--health"), "{busy:?}");
 }

@@ -26,6 +26,7 @@ mod node;
 #[path = "../command/once/scenario.rs"]
 mod once;
 mod others;
+mod packaging;
 mod partitions;
 mod reach;
 mod refusals;

@@ -1,5 +1,5 @@
-//! Clients that can reach only some nodes, as behind NAT or a port-forward: on hosts of their own, with the way
-//! to the leader cut.
+//! Networks on which nodes or clients can't reach each other as usual: clients that reach only some nodes, as
+//! behind NAT or a port-forward, and networks without IPv4.
 
 use std::process::Command;
 
@@ -48,11 +48,13 @@ impl Reach {
 
     /// Runs a command on the clients' host.
     fn ran(&self, nodes: &[usize], line: &str) -> Ended {
-        self.network.at(CLIENTS, || self.command(nodes, line).ended())
+        let mut command = self.command(nodes, line);
+        self.network.at(CLIENTS, || command.ended())
     }
 
     fn started(&self, nodes: &[usize], line: &str) -> Running {
-        self.network.at(CLIENTS, || self.command(nodes, line).started())
+        let mut command = self.command(nodes, line);
+        self.network.at(CLIENTS, || command.started())
     }
 
     /// The leader, counted from 0, as all nodes can be asked from the router.
@@ -92,7 +94,8 @@ fn client_that_reaches_only_followers_locks_through_them() {
     assert_eq!((ran.code, ran.out.as_str()), (0, "it works\n"), "{ran:?}");
 
     let status = reach.ran(&followers[..1], "cluster status");
-    let words = format!("node {}, {}:5625, runs and can't be reached", leader + 1, reach.network.address(leader));
+    let words =
+        format!("node {}, {}:5625, runs and can't be reached", leader + 1, reach.network.address(leader));
     assert!(status.code == 0 && status.out.contains(&words), "{status:?}");
     let doctor = reach.ran(&followers[..1], "doctor");
     assert!(doctor.code == 0 && doctor.out.contains("out of reach from here"), "{doctor:?}");
@@ -128,4 +131,43 @@ fn client_that_reaches_only_followers_locks_through_them() {
     holder.signal(Signal::SIGTERM);
     assert_eq!(holder.ended().code, 143);
     wait_until("it is released", || reach.shown("kept")["holds"].as_array().is_none_or(Vec::is_empty));
+}
+
+#[test]
+fn cluster_and_clients_work_without_ipv4() {
+    // A host without links, whose only address with IPv4 is 127.0.0.1.
+    let _network = Network::around_this_thread(0);
+    let addresses = [1, 2, 3].map(|node| format!("fd77::{node}"));
+    for address in &addresses {
+        let added =
+            Command::new("ip").args(["address", "add", &format!("{address}/128"), "dev", "lo"]).ended();
+        assert_eq!(added.code, 0, "{added:?}");
+    }
+    let test = TestDir::new();
+    let list: Vec<String> = (1..).zip(&addresses).map(|(id, at)| format!("{id}=[{at}]:5626")).collect();
+    let list = list.join(",");
+    let begun = [1, 2, 3].map(|id| {
+        let (listen, node) = (format!("[{}]:5625", addresses[id - 1]), id.to_string());
+        let options = ["--node", &node, "--listen", &listen, "--cluster", &list, "--insecure"];
+        test.begin(&format!("node{id}"), &[&options[..], &["--http-listen", "[::1]:0"]].concat())
+    });
+    let nodes = begun.map(crate::node::Starting::ready);
+    let hosts: Vec<String> = addresses.iter().map(|address| format!("[{address}]")).collect();
+    let test = test.over(&format!("lockkeeper://{}", hosts.join(",")));
+    let ran = test.ran("run first -- echo it works");
+    assert_eq!((ran.code, ran.out.as_str()), (0, "it works\n"), "{ran:?}");
+    wait_until("all nodes answer, at their addresses", || {
+        let status = test.ran("cluster status");
+        status.code == i32::from(OK) && hosts.iter().all(|host| status.out.contains(&format!("{host}:5625")))
+    });
+    let url = nodes[0].http();
+    assert!(url.contains("[::1]"), "{url}");
+    let page =
+        Command::new("curl").args(["--silent", "--fail", "--globoff", &format!("{url}/v1/locks")]).ended();
+    assert_eq!(page.code, 0, "{page:?}");
+
+    // One node on loopback.
+    let alone = test.begin("alone", &["--listen", "[::1]:5625"]).ready();
+    let ran = test.over(&alone.url()).ran("run first -- echo it works");
+    assert_eq!((ran.code, ran.out.as_str()), (0, "it works\n"), "{ran:?}");
 }

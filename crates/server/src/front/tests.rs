@@ -21,6 +21,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, LocalSet};
 use tonic::transport::Endpoint;
 
+use super::paths::FORWARDED;
 use super::transport::OPEN_CALLS_MAX;
 use super::{About, Front, HttpPort, pump};
 use crate::access::{Access, AccessFiles};
@@ -121,16 +122,23 @@ struct Client {
 
 impl Client {
     async fn connect(address: SocketAddr) -> Self {
+        Self::connect_by(address, None).await
+    }
+
+    /// With `relayed_by`, as the node that relays a client's stream.
+    async fn connect_by(address: SocketAddr, relayed_by: Option<&str>) -> Self {
         let socket = TcpStream::connect(address).await.unwrap();
         let twin = SockRef::from(&socket).try_clone().unwrap().into();
         let (requests, connection) = h2::client::handshake(socket).await.unwrap();
         let connection = tokio::task::spawn_local(connection).abort_handle();
         let mut requests = requests.ready().await.unwrap();
-        let request = http::Request::post("http://node/lockkeeper.v1.Lockkeeper/Session")
+        let mut request = http::Request::post("http://node/lockkeeper.v1.Lockkeeper/Session")
             .header("content-type", "application/grpc")
-            .header("te", "trailers")
-            .body(())
-            .unwrap();
+            .header("te", "trailers");
+        if let Some(node) = relayed_by {
+            request = request.header(FORWARDED, node);
+        }
+        let request = request.body(()).unwrap();
         let (_, stream) = requests.send_request(request, false).unwrap();
         Self { _requests: requests, stream, socket: twin, connection }
     }
@@ -155,9 +163,13 @@ async fn local<T>(test: impl Future<Output = T>) -> T {
 
 /// Opens a stream, calls `end` on its client, and returns whether that end counted as the client's.
 async fn ended_by(end: impl FnOnce(&mut Client)) -> bool {
+    ended_over(None, end).await
+}
+
+async fn ended_over(relayed_by: Option<&str>, end: impl FnOnce(&mut Client)) -> bool {
     local(async {
         let mut rig = Rig::start().await;
-        let mut client = Client::connect(rig.address).await;
+        let mut client = Client::connect_by(rig.address, relayed_by).await;
         client.keep_alive(7);
         assert!(is_keep_alive(&rig.events(2).await[1], 7));
         end(&mut client);
@@ -178,6 +190,15 @@ async fn end_stream_by_the_client_counts_as_closed_by_client() {
 async fn stream_reset_by_the_client_counts_as_closed_by_client() {
     assert!(ended_by(|client| client.stream.send_reset(Reason::CANCEL)).await);
     assert!(ended_by(|client| client.stream.send_reset(Reason::INTERNAL_ERROR)).await);
+}
+
+/// `linger` must not start when the relaying node dies, since its client knows nothing of that yet (P5).
+#[tokio::test]
+async fn only_an_end_stream_over_a_relay_counts_as_closed_by_client() {
+    let by = Some("0f");
+    assert!(ended_over(by, |client| client.stream.send_data(Bytes::new(), true).unwrap()).await);
+    assert!(!ended_over(by, |client| client.stream.send_reset(Reason::CANCEL)).await);
+    assert!(!ended_over(by, |client| client.socket.shutdown(std::net::Shutdown::Write).unwrap()).await);
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! `elect`: runs a command while it leads, again and again. `leader`: shows who leads.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::{BackendError, Leader, LeaderWatch, LockName, Token};
@@ -7,6 +8,7 @@ use lockkeeper_http::view::content::shown;
 use serde::Serialize;
 use serde_json::json;
 
+use super::leadership::{Hooks, Leadership, answer_health_checks};
 use super::outage::OutageReport;
 use super::{PAUSE, RunEnd, install_signals, pause, under_lock};
 use crate::args::{Elect, LeaderArgs, Run};
@@ -17,14 +19,12 @@ use crate::settings;
 
 pub(in crate::commands) async fn elect(mut args: Elect) -> Result<u8, Failure> {
     args.command.take_name();
-    let once = args.once;
-    let quiet = args.command.quiet;
-    let tell = |text: std::fmt::Arguments<'_>| {
-        if !quiet {
-            say(text);
-        }
+    let options = CampaignOptions {
+        once: args.once,
+        quiet: args.command.quiet,
+        on_elected: args.on_elected,
+        on_lost: args.on_lost,
     };
-    let name = args.command.name.to_string_lossy().into_owned();
     let run = Run {
         job: args.job,
         command: args.command,
@@ -42,21 +42,60 @@ pub(in crate::commands) async fn elect(mut args: Elect) -> Result<u8, Failure> {
         otlp: None,
         status_file: None,
     };
+    let shown = Arc::new(Leadership::default());
+    if let Some(address) = &args.health {
+        answer_health_checks(address, shown.clone()).await?;
+    }
+    let hooks = Hooks::start();
+    let ended = campaign(&run, &options, &shown, &hooks).await;
+    hooks.finish().await;
+    ended
+}
+
+/// The options of `elect` that `run` does not have.
+struct CampaignOptions {
+    once: bool,
+    quiet: bool,
+    on_elected: Option<String>,
+    on_lost: Option<String>,
+}
+
+/// Campaigns and leads, again and again, until a signal or an error.
+async fn campaign(
+    run: &Run,
+    options: &CampaignOptions,
+    shown: &Arc<Leadership>,
+    hooks: &Hooks,
+) -> Result<u8, Failure> {
+    let name = run.command.name.to_string_lossy().into_owned();
+    let tell = |text: std::fmt::Arguments<'_>| {
+        if !options.quiet {
+            say(text);
+        }
+    };
     let mut signals = install_signals()?;
     let mut outage = OutageReport::default();
     loop {
-        let end = under_lock(&run, &mut signals, &mut outage, |hold| {
+        let mut elected = None;
+        let end = under_lock(run, &mut signals, &mut outage, Some(shown), |hold| {
             let token = hold.token.map(|token| format!(", with token {token}")).unwrap_or_default();
             tell(format_args!("`{name}`: elected{token}"));
+            if let Some(shell) = &options.on_elected {
+                hooks.run("--on-elected", shell, &name, hold.token);
+            }
+            elected = Some(hold.token);
         })
         .await;
+        if let (Some(token), Some(shell)) = (elected, &options.on_lost) {
+            hooks.run("--on-lost", shell, &name, token);
+        }
         if end.is_ok() {
             outage.over();
         }
-        let is_over = once || signals.ended_by().is_some();
+        let is_over = options.once || signals.ended_by().is_some();
         // Lets another candidate lead, and keeps a command that always fails from loading the lock service.
         let until_next = match end {
-            Ok(end) if is_over => return Ok(end.exit_code(&run)),
+            Ok(end) if is_over => return Ok(end.exit_code(run)),
             Ok(RunEnd::Lost { .. }) => Duration::ZERO,
             Ok(RunEnd::Ran(command)) => {
                 let code = command.exit_code();

@@ -11,6 +11,7 @@ use lockkeeper::{
 };
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::leadership::{Leadership, ShownLeadership};
 use super::outage::OutageReport;
 use super::{RunEnd, held};
 use crate::args::JobArgs;
@@ -31,13 +32,15 @@ pub(super) struct Limits {
     grace: Duration,
     /// How long the command may take to end after a signal.
     stop_after: Option<Duration>,
+    /// Where `elect` shows that the command runs.
+    shown: Option<Arc<Leadership>>,
 }
 
 impl Limits {
     /// The limits of a hold that was granted just now: `--max-hold` counts from this call.
-    pub(super) fn from_now(args: &JobArgs, grace: Duration) -> Self {
+    pub(super) fn from_now(args: &JobArgs, grace: Duration, shown: Option<Arc<Leadership>>) -> Self {
         let latest = |max| boot_now().saturating_add(nanos(max)).saturating_add(nanos(grace));
-        Self { latest: args.max_hold.map(latest), grace, stop_after: args.stop_after }
+        Self { latest: args.max_hold.map(latest), grace, stop_after: args.stop_after, shown }
     }
 
     /// The guardian's deadline: the end of the lease, or of `--max-hold` plus the grace if that is earlier.
@@ -142,6 +145,8 @@ pub(super) async fn supervise(
     let left = spec.left;
     let mut told_until = spec.valid_until;
     let mut guarded = Guarded::spawn(spec).await?;
+    let mut shown = ShownLeadership::begin(limits.shown.as_deref(), nanos(limits.grace));
+    shown.until(told_until);
     let mut outcome: Option<CommandEnd> = None;
     let mut lost: Option<(LossCause, String)> = None;
     let (mut stop_at, mut is_stopped) = (None, false);
@@ -155,9 +160,13 @@ pub(super) async fn supervise(
         tokio::select! {
             event = guarded.next() => match event {
                 GuardianEvent::Stopped => guarded.stop_too(),
-                GuardianEvent::Exited(how) => outcome = Some(how),
+                GuardianEvent::Exited(how) => {
+                    shown.over();
+                    outcome = Some(how);
+                }
                 GuardianEvent::LeftBehind { total, pids } => left_behind(name, total, &pids, left),
                 GuardianEvent::Terminating(Reason::ValidUntil) => {
+                    shown.over();
                     let held_too_long = told_until.is_some() && told_until == limits.latest;
                     let (cause, text) = if held_too_long {
                         (LossCause::MaxHold, "--max-hold is over".to_owned())
@@ -180,6 +189,7 @@ pub(super) async fn supervise(
                 }
             },
             () = signalled.cancelled(), if lost.is_none() => {
+                shown.over();
                 let loss = guard.valid_until().err();
                 let cause = loss.as_ref().map_or(LossCause::Expired, |loss| loss.cause);
                 // Only a break leaves the holder time to stop: in the other cases another client may hold the
@@ -199,6 +209,9 @@ pub(super) async fn supervise(
                 }
             }
             received = next_signal() => {
+                if ends(received) {
+                    shown.over();
+                }
                 if let Some(limit) = limits.stop_after.filter(|_| ends(received)) {
                     stop_at.get_or_insert(Instant::now() + limit);
                 }
@@ -218,6 +231,7 @@ pub(super) async fn supervise(
                 if let Some(until) = limits.deadline(until).filter(|until| Some(*until) != told_until) {
                     told_until = Some(until);
                     guarded.set_valid_until(until);
+                    shown.until(told_until);
                 }
             }
         }

@@ -8,6 +8,7 @@
 pub(super) mod elect;
 mod held;
 mod job;
+mod leadership;
 mod once;
 mod outage;
 pub(super) mod partitions;
@@ -19,11 +20,13 @@ mod waiting;
 use std::ffi::OsString;
 use std::io::{IsTerminal, stderr};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::{Capabilities, Lock, LockName, Locks, LossCause, Lost, ReleaseError, Unfenced, VerifyError};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use self::leadership::Leadership;
 use self::once::CommandRecord;
 use self::outage::OutageReport;
 use self::status::{RunOutcome, Status, StatusFile};
@@ -114,7 +117,7 @@ pub(super) async fn run(mut args: Run) -> Result<u8, Failure> {
     let end = match install_signals() {
         Ok(mut signals) => {
             let mut outage = OutageReport::default();
-            let work = under_lock(&args, &mut signals, &mut outage, |hold| held = hold);
+            let work = under_lock(&args, &mut signals, &mut outage, None, |hold| held = hold);
             #[cfg(feature = "otlp")]
             let work = traces::traced(&args, traces.as_ref(), work);
             work.await
@@ -196,11 +199,12 @@ fn left_open(signal: guardian::Signal) -> String {
 }
 
 /// Runs the command under its lock. Calls `tell` once the lock is held. With `--wait`, temporary failures are
-/// retried until the end of the wait; without it, they are returned.
+/// retried until the end of the wait; without it, they are returned. `shown` shows while the command runs.
 async fn under_lock(
     args: &Run,
     signals: &mut Signals,
     outage: &mut OutageReport,
+    shown: Option<&Arc<Leadership>>,
     tell: impl FnOnce(HoldStatus),
 ) -> Result<RunEnd, Failure> {
     if args.command.argv.is_empty() {
@@ -224,7 +228,8 @@ async fn under_lock(
         connected = connect_patiently(args, &url, end, outage) => connected?,
         signal = signals.until_end() => return Ok(RunEnd::Interrupted(signal)),
     };
-    let run = ConnectedRun { args, locks: &locks, url: &url, name: &name, end, record: record.as_ref() };
+    let run =
+        ConnectedRun { args, locks: &locks, url: &url, name: &name, end, record: record.as_ref(), shown };
     let ended = under_lock_of(run, signals, outage, tell).await;
     // Always shut down, since an abandoned session counts towards its user's quota until its ttl is over. The
     // shutdown also ends a hold whose `min_hold` is not over.
@@ -252,11 +257,12 @@ struct ConnectedRun<'a> {
     end: Option<Instant>,
     /// The record of `--once-key`, if that option is set.
     record: Option<&'a CommandRecord>,
+    shown: Option<&'a Arc<Leadership>>,
 }
 
 /// [`under_lock`] with a connection.
 async fn under_lock_of(
-    ConnectedRun { args, locks, url, name, end, record }: ConnectedRun<'_>,
+    ConnectedRun { args, locks, url, name, end, record, shown }: ConnectedRun<'_>,
     signals: &mut Signals,
     outage: &mut OutageReport,
     tell: impl FnOnce(HoldStatus),
@@ -313,7 +319,7 @@ async fn under_lock_of(
     if let Some(done) = already_done(record).await? {
         return Ok(SessionEnd::Closed(done));
     }
-    let limits = job::Limits::from_now(&args.job, times.grace);
+    let limits = job::Limits::from_now(&args.job, times.grace, shown.cloned());
     tell(HoldStatus { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() });
     let stays_closed = args.keep_closed.is_some()
         || args.min_hold.is_some()

@@ -160,7 +160,7 @@ async fn work(
     let Group { args, url, locks, times, .. } = &*group;
     let argv: Vec<OsString> = args.argv.iter().map(|word| with_index(word, index)).collect();
     let ended = loop {
-        let limits = job::Limits::from_now(&args.job, times.grace);
+        let limits = job::Limits::from_now(&args.job, times.grace, None);
         let capabilities: &Capabilities = locks.capabilities();
         let epilogue = job::epilogue(args.job.lock_delay.is_some(), url, &name, capabilities, &partition);
         let lock = job::LockOf { url, name: &name, partition: Some(index) };

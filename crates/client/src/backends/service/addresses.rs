@@ -90,7 +90,17 @@ impl Addresses {
         }
         let next = (random % all.len().max(1) as u64) as usize;
         let of_url = all.len();
-        Self { all, of_url, next, hint: None, term: 0, last: None, failures: 0, is_hinted: false, unreached: None }
+        Self {
+            all,
+            of_url,
+            next,
+            hint: None,
+            term: 0,
+            last: None,
+            failures: 0,
+            is_hinted: false,
+            unreached: None,
+        }
     }
 
     /// `lockkeeper://` with these hosts, for the simulator, whose nodes have names and no ports.

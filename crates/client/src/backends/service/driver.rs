@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper_backend::grpc;
-use lockkeeper_wire::{FRAME_BYTES_MAX, RELAY_METADATA};
 use lockkeeper_wire::v1::{StreamEndReason, lockkeeper_client::LockkeeperClient};
+use lockkeeper_wire::{FRAME_BYTES_MAX, RELAY_METADATA};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 
@@ -195,8 +195,7 @@ fn count(addresses: &mut Addresses, worked: bool) {
 /// at that address.
 async fn carry(shared: &Arc<ServiceShared>, mut client: GrpcClient, relay_to: Option<Address>) -> Over {
     let stream = shared.begin_stream();
-    let mut outgoing =
-        tonic::Request::new(StreamRequests { shared: shared.clone(), stream, waited: false });
+    let mut outgoing = tonic::Request::new(StreamRequests { shared: shared.clone(), stream, waited: false });
     if let Some(leader) = relay_to.and_then(|leader| leader.as_str().parse().ok()) {
         outgoing.metadata_mut().insert(RELAY_METADATA, leader);
     }

@@ -208,10 +208,7 @@ async fn begin(
 }
 
 impl ForwardConnection {
-    pub(super) async fn send(
-        &mut self,
-        call: Request<Body>,
-    ) -> Result<Response<Incoming>, ForwardError> {
+    pub(super) async fn send(&mut self, call: Request<Body>) -> Result<Response<Incoming>, ForwardError> {
         self.0.ready().await.map_err(|_| ForwardError::Unsent)?;
         self.0.try_send_request(call).await.map_err(|mut failed| match failed.take_message() {
             Some(_) => ForwardError::Unsent,

@@ -93,7 +93,9 @@ pub(in crate::front) async fn route(
             return status.into_http();
         }
         return match relay::leader_for(&calls, &request) {
-            Some(leader) => relay::relay(calls, leader, caller, request).await.unwrap_or_else(Status::into_http),
+            Some(leader) => {
+                relay::relay(calls, leader, caller, request).await.unwrap_or_else(Status::into_http)
+            }
             None => answered(routes.call(request).await),
         };
     };

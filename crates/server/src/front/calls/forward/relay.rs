@@ -72,10 +72,8 @@ pub(super) async fn relay(
     mut request: Request<Body>,
 ) -> Result<Response<Body>, Status> {
     calls.replica.check_serving()?;
-    let relayed = Relayed {
-        _place: calls.callers.place("relays", &calls.relays.0, &caller)?,
-        calls: calls.clone(),
-    };
+    let relayed =
+        Relayed { _place: calls.callers.place("relays", &calls.relays.0, &caller)?, calls: calls.clone() };
     relayed.show();
     // No frame of this stream reaches the replica of this node, so no drain barrier waits for it.
     drop(request.extensions_mut().remove::<Arc<Starting>>());

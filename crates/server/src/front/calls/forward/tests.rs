@@ -346,3 +346,68 @@ async fn call_too_long_to_forward_is_refused_with_the_limit() {
     assert!(status.message().contains(&CALL_BYTES_MAX.to_string()), "{status:?}");
     assert!(leader.heard().is_empty());
 }
+
+/// Opens a stream with the header of a client that could not reach this address of the leader. Returns whether
+/// the leader has got it.
+async fn is_relayed(follower: &Follower, leader: &Leader, unreached: &str, forwarded: bool) -> bool {
+    let before = leader.heard().len();
+    let mut asked = tonic::Request::new(tokio_stream::pending::<v1::ClientFrame>());
+    asked.metadata_mut().insert(lockkeeper_wire::RELAY_METADATA, unreached.parse().unwrap());
+    if forwarded {
+        asked.metadata_mut().insert(FORWARDED, "ee".parse().unwrap());
+    }
+    follower.calls().await.session(asked).await.unwrap();
+    leader.heard().len() > before
+}
+
+#[tokio::test]
+async fn stream_is_relayed_once_and_only_to_the_leader_that_its_client_could_not_reach() {
+    let leader = Leader::that(&[Does::Begins]).await;
+    let follower = Follower::of(Some(leader.address)).await;
+    let address = leader.address.to_string();
+    assert!(is_relayed(&follower, &leader, &address, false).await);
+    let (path, headers) = leader.heard().remove(0);
+    assert_eq!(path, "/lockkeeper.v1.Lockkeeper/Session");
+    assert_eq!(headers[FORWARDED], "0f");
+    assert!(
+        !is_relayed(&follower, &leader, "192.0.2.1:5625", false).await,
+        "it may reach this leader itself"
+    );
+    assert!(!is_relayed(&follower, &leader, &address, true).await, "another node has relayed it");
+    follower.front.replica.set_state(ReplicaStatus::Ready);
+    assert!(!is_relayed(&follower, &leader, &address, false).await, "this node leads");
+}
+
+#[tokio::test]
+async fn relayed_stream_ends_when_its_leader_leads_no_more() {
+    let leader = Leader::that(&[Does::Begins]).await;
+    let follower = Follower::of(Some(leader.address)).await;
+    let mut asked = tonic::Request::new(tokio_stream::pending::<v1::ClientFrame>());
+    asked.metadata_mut().insert(lockkeeper_wire::RELAY_METADATA, leader.address.to_string().parse().unwrap());
+    let mut stream = follower.calls().await.session(asked).await.unwrap().into_inner();
+    assert!(stream.message().await.unwrap().is_some(), "the scripted answer");
+    assert_eq!(follower.front.calls.relays.count(), 1);
+    follower.front.replica.set_state(ReplicaStatus::Waiting);
+    let status = stream.message().await.unwrap_err();
+    assert!(status.message().contains("leads no more"), "{status:?}");
+    while follower.front.calls.relays.count() > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn leader_that_this_node_can_not_reach_either_is_named_with_its_address() {
+    let leader = Leader::that(&[Does::Begins]).await;
+    let follower = Follower::of(Some(leader.address)).await;
+    let address = leader.address.to_string();
+    leader.task.abort();
+    while tokio::net::TcpStream::connect(leader.address).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    let mut asked = tonic::Request::new(tokio_stream::pending::<v1::ClientFrame>());
+    asked.metadata_mut().insert(lockkeeper_wire::RELAY_METADATA, address.parse().unwrap());
+    let status = follower.calls().await.session(asked).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().contains(&address) && status.message().contains("--advertise"), "{status:?}");
+    assert_eq!(follower.front.calls.relays.count(), 0);
+}
