@@ -71,6 +71,7 @@ mod observe;
 mod options;
 mod peers;
 mod run;
+mod scheduled_backups;
 mod tls;
 mod traces;
 
@@ -81,5 +82,6 @@ pub use options::{
     CONNECTIONS_MAX, ELECTION_TIMEOUT, HttpListen, IDLE_TIMEOUT, MetricsPage, SNAPSHOT_AFTER, ServerOptions,
 };
 pub use run::{Running, run};
+pub use scheduled_backups::BackupSchedule;
 pub use tls::{CertificateNames, NodeName, TlsFiles};
 pub use traces::{AcquireTrace, TraceSink, TraceStage};
