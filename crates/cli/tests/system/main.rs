@@ -28,6 +28,7 @@ mod others;
 mod partitions;
 mod refusals;
 mod serving;
+mod stored;
 #[path = "../command/support.rs"]
 #[allow(dead_code, reason = "shared with the tests of `command`")]
 mod support;
