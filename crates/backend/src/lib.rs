@@ -13,7 +13,7 @@
 //! | `capabilities` | the abilities and promises of a service ([`Capabilities`]) |
 //! | `error`, `info`, `watch`, `backup`, `cluster`, `break_hold` | errors, descriptions and results that a
 //! service returns |
-//! | `url`, `rotated`, `tls_files`, `grpc` | URLs, and credentials in files that are replaced while a program runs |
+//! | `url`, `rotated`, `tls_files`, `exposed`, `grpc` | URLs, and credentials in files that are replaced while a program runs |
 //! | [`io`] | the lease thread, connections of each runtime, descriptors |
 //! | `random` | random bytes, and bytes as hexadecimal digits |
 //! | `time` | the clock of leases ([`BootInstant`]), and a test's clock |
@@ -31,6 +31,7 @@ pub mod changes;
 mod cluster;
 mod conn;
 mod error;
+mod exposed;
 #[cfg(feature = "grpc")]
 pub mod grpc;
 mod info;
@@ -61,6 +62,7 @@ pub use conn::Conn;
 #[cfg(feature = "test-util")]
 pub use conn::answer_to;
 pub use error::{BackendError, BackendErrorKind, BreakNotice, Busy, ConnectError, LossCause, Unsupported};
+pub use exposed::exposed;
 pub use info::{
     Finding, HolderInfo, HolderState, LockInfo, SessionInfo, WaiterInfo, decode_meta, encode_meta,
 };

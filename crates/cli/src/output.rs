@@ -55,12 +55,13 @@ pub(crate) fn painted(code: &str, text: &str) -> String {
     if is_coloured() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
 }
 
-/// Prints one line, as [`printable`]. A closed pipe ends the process with exit code 0, without a message.
+/// Prints one line, as [`printable`]; on a terminal, as [`prose`]. A closed pipe ends the process with exit
+/// code 0, without a message.
 ///
 /// # Errors
 /// Standard output can't be written.
 pub fn line(text: impl AsRef<str>) -> Result<(), Failure> {
-    page(printable(text.as_ref()))
+    prose(printable(text.as_ref()), "  ")
 }
 
 /// Like [`line()`], but prints the text unescaped: it may have several lines and colours. Not for text from
@@ -76,6 +77,28 @@ pub fn page(text: impl AsRef<str>) -> Result<(), Failure> {
         Err(error) => Err(Failure::new(IO, format!("standard output can't be written: {error}"))),
         Ok(()) => Ok(()),
     }
+}
+
+/// Like [`page`], but on a terminal, each line is wrapped at its width; what follows is indented by `indent`.
+///
+/// # Errors
+/// As [`line()`].
+pub fn prose(text: impl AsRef<str>, indent: &str) -> Result<(), Failure> {
+    match terminal_size::terminal_size_of(std::io::stdout()) {
+        Some((width, _)) => page(wrapped(text.as_ref(), width.0.into(), indent)),
+        None => page(text),
+    }
+}
+
+/// Wraps each line; the lines that follow get its own indent and `indent`. A word longer than the width stays
+/// whole, so that a URL can be copied.
+fn wrapped(text: &str, width: usize, indent: &str) -> String {
+    let lines = text.split('\n').map(|line| {
+        let own = &line[..line.len() - line.trim_start().len()];
+        let indent = format!("{own}{indent}");
+        textwrap::fill(line, textwrap::Options::new(width).subsequent_indent(&indent).break_words(false))
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Prints one JSON document on a line.
@@ -162,7 +185,16 @@ pub fn holder_text(holder: &HolderInfo) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::printable;
+    use super::{printable, wrapped};
+
+    #[test]
+    fn prose_is_wrapped_between_words_below_its_indent() {
+        let text = "warning: a key is readable\n\n  ttl 30s: longer than its pauses\nsee https://example.org/a-long-one";
+        assert_eq!(
+            wrapped(text, 20, "  "),
+            "warning: a key is\n  readable\n\n  ttl 30s: longer\n    than its pauses\nsee\n  https://example.org/a-long-one"
+        );
+    }
 
     #[test]
     fn texts_of_others_stay_on_their_line_and_command_no_terminal() {

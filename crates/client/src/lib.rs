@@ -134,5 +134,5 @@ pub use recipes::{Election, Leader, LeaderWatch, Partition, PartitionMember, Par
 
 /// URLs of lock services.
 pub mod url {
-    pub use lockkeeper_backend::{Host, Password, Url, UrlError};
+    pub use lockkeeper_backend::{Host, Password, Url, UrlError, exposed};
 }

@@ -408,6 +408,8 @@ impl<F: Kind> Lock<F> {
         let result = result.map_err(|NotHeld { why, refusal }| match (why, refusal) {
             (NotAcquired::Busy(busy), _) => AcquireError::Busy(busy),
             (NotAcquired::TimedOut, refusal) => {
+                // The service counts whole milliseconds, so it may answer just before the limit.
+                let waited = wait_until.map_or(waited, |until| waited.max(until - since));
                 AcquireError::TimedOut { waited, why: session.reason(refusal.as_deref()) }
             }
             (NotAcquired::Refused(error), _) => AcquireError::Backend(error),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::body::{Body, Bytes};
-use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::extract::rejection::JsonRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::HeaderMap;
 use axum::http::request::Parts;
@@ -16,6 +16,7 @@ use serde::de::DeserializeOwned;
 
 use crate::body::{BodyError, whole};
 use crate::problem::{Problem, ProblemCode};
+use crate::rejection;
 use crate::service::{Origin, ServiceCalls as _};
 use crate::sessions::Notices;
 
@@ -150,7 +151,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
                 ProblemCode::UnsupportedMediaType,
                 "the body is not declared as JSON: send `Content-Type: application/json` (`curl --json` does)",
             )),
-            Err(rejection) => Err(Problem::invalid(rejection.body_text())),
+            Err(rejection) => Err(rejection::of_body(&rejection)),
         }
     }
 }
@@ -196,9 +197,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for InPath<
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let found = Path::<T>::from_request_parts(parts, state).await;
-        found
-            .map(|Path(found)| Self(found))
-            .map_err(|rejection: PathRejection| Problem::invalid(rejection.body_text()))
+        found.map(|Path(found)| Self(found)).map_err(|rejection| rejection::of_path(&rejection))
     }
 }
 
@@ -210,9 +209,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for InQuery<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let found = Query::<T>::from_request_parts(parts, state).await;
-        found
-            .map(|Query(found)| Self(found))
-            .map_err(|rejection: QueryRejection| Problem::invalid(rejection.body_text()))
+        found.map(|Query(found)| Self(found)).map_err(|rejection| rejection::of_query(&rejection))
     }
 }
 

@@ -10,7 +10,7 @@
 //!
 //! - `service.rs`: the traits that the service implements
 //! - `interface.rs`: the handlers by path, and what holds for all requests
-//! - `call.rs`, `problem.rs`, `body.rs`: what a handler gets, and errors
+//! - `call.rs`, `problem.rs`, `rejection.rs`, `body.rs`: what a handler gets, and errors
 //! - `sessions.rs`, `keep_alive.rs`, `locks.rs`, `watch.rs`, `cluster.rs`, `audit.rs`, `metrics.rs`,
 //!   `health.rs`: the handlers
 //! - `openapi.rs`: the document, generated from the handlers
@@ -35,6 +35,7 @@ mod metrics;
 mod openapi;
 mod pages;
 mod problem;
+mod rejection;
 mod service;
 mod sessions;
 pub mod view;

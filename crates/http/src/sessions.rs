@@ -326,7 +326,9 @@ pub(crate) struct DeletedRequest {
     notices: Notices,
 }
 
-/// Releases a lock, or leaves its queue. One call does both, so that giving up can't race with a grant.
+/// Releases a lock, or leaves its queue. One call does both, so that giving up can't race with a grant. The
+/// number of a request that was never received answers `gone`, and the session can use only higher numbers
+/// from then on: an acquire that is still under way is refused when it arrives.
 #[utoipa::path(delete, path = "/v1/sessions/{session}/requests/{request}", tag = "sessions",
     params(OfSession, DoneThrough, SecretHeader), responses((status = 200, body = DeletedRequest)))]
 pub(crate) async fn release<O: Origin>(

@@ -20,6 +20,17 @@ pub(crate) fn line(text: impl Display) -> Result<(), LabError> {
     }
 }
 
+/// Prints a paragraph; on a terminal, wrapped at its width, below this indent.
+pub(crate) fn prose(text: &str, indent: &str) -> Result<(), LabError> {
+    match terminal_size::terminal_size_of(stdout()) {
+        Some((width, _)) => {
+            let style = textwrap::Options::new(width.0.into()).subsequent_indent(indent).break_words(false);
+            line(textwrap::fill(text, style))
+        }
+        None => line(text),
+    }
+}
+
 /// The text in a colour or weight of the terminal.
 pub(crate) fn painted(code: &str, text: &str) -> String {
     let is_coloured =

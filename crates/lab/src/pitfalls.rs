@@ -105,11 +105,11 @@ impl Played {
             return Err(LabError::new(CONFIG, why));
         }
         if !as_json {
-            output::line(format!("{}\n\n{}\n", heading(pitfall.title), pitfall.mistake))?;
+            introduce(pitfall.title, pitfall.mistake)?;
         }
         let (wrong, wrong_lines) = one(pitfall, Variant::Wrong, as_json)?;
         if !as_json {
-            output::line(format!("{}\n\n{}\n", heading("The right way"), pitfall.remedy))?;
+            introduce("The right way", pitfall.remedy)?;
         }
         let (right, right_lines) = one(pitfall, Variant::Right, as_json)?;
         if as_json {
@@ -137,17 +137,21 @@ fn one(pitfall: &'static Pitfall, variant: Variant, as_json: bool) -> Result<(Ve
         if as_json {
             lines.push(line.clone());
         } else if shown.is_ok() {
-            shown = output::line(trace(line));
+            shown = output::prose(&trace(line), &" ".repeat(TEXT_COLUMN));
         }
     });
     shown?;
     let outcome = outcome.map_err(|error| LabError::new(INTERNAL, format!("`{}`: {error}", pitfall.name)))?;
     if !as_json {
         let (colour, word) = if outcome.is_loss() { ("31", "LOST") } else { ("32", "kept") };
-        output::line(format!("  {}  {}\n", output::painted(colour, &format!("{word:>8}")), outcome.text()))?;
+        let word = output::painted(colour, &format!("{word:>8}"));
+        output::prose(&format!("  {word}  {}\n", outcome.text()), &" ".repeat(TEXT_COLUMN))?;
     }
     Ok((outcome, lines))
 }
+
+/// Where the texts of a trace begin: behind the seconds.
+const TEXT_COLUMN: usize = 12;
 
 fn trace(line: &Line) -> String {
     let seconds = format!("{}.{:03}", line.at_ms / 1000, line.at_ms % 1000);
@@ -159,8 +163,10 @@ fn trace(line: &Line) -> String {
     }
 }
 
-fn heading(text: &str) -> String {
-    output::painted("1", text)
+/// Prints a program's heading, and what it shows.
+fn introduce(heading: &str, text: &str) -> Result<(), LabError> {
+    output::line(format!("{}\n", output::painted("1", heading)))?;
+    output::prose(&format!("{text}\n"), "")
 }
 
 fn description(pitfall: &Pitfall) -> Value {

@@ -170,10 +170,6 @@ impl Deadlines {
         self.leases.get_mut(&session)
     }
 
-    pub(crate) fn sessions(&self) -> usize {
-        self.leases.len()
-    }
-
     /// Shortens the lease to `linger`, but not below its floor: the client closed its stream, and all input
     /// that arrived before was handled.
     pub(crate) fn cut(&mut self, session: SessionId, now: Duration) {

@@ -76,6 +76,7 @@ mod peers;
 mod process;
 mod reports;
 mod run;
+mod scheduled_backups;
 mod tls;
 mod traces;
 
@@ -86,5 +87,6 @@ pub use options::{
     CONNECTIONS_MAX, ELECTION_TIMEOUT, HttpListen, IDLE_TIMEOUT, MetricsPage, SNAPSHOT_AFTER, ServerOptions,
 };
 pub use run::{Running, run};
+pub use scheduled_backups::BackupSchedule;
 pub use tls::{CertificateNames, NodeName, TlsFiles};
 pub use traces::{AcquireTrace, TraceSink, TraceStage};

@@ -1,6 +1,6 @@
 //! Metrics, through the `metrics` facade. docs/metrics.md lists them.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkeeper_replica::{Activity, Load};
 use lockkeeper_wire::v1::DiskState;
@@ -43,6 +43,8 @@ const BREAKS: &str = "lockkeeper_breaks_total";
 const RENEW_SLACK: &str = "lockkeeper_renew_slack_ratio";
 const CERTIFICATE_ENDS: &str = "lockkeeper_certificate_ends_timestamp_seconds";
 const TRACES_DROPPED: &str = "lockkeeper_traces_dropped_total";
+const BACKUPS: &str = "lockkeeper_backups_total";
+const LAST_BACKUP: &str = "lockkeeper_last_backup_timestamp_seconds";
 const CLOCK_RATE: &str = "lockkeeper_clock_correction_ratio";
 const REFUSALS: &str = "lockkeeper_refusals_total";
 const AUDIT_FAILURES: &str = "lockkeeper_audit_failures_total";
@@ -86,6 +88,11 @@ pub(crate) fn describe() {
         "Streams that the node has ended because of the behaviour of their clients"
     );
     describe_counter!(QUOTA_REFUSALS, "Refusals at a limit or quota");
+    describe_counter!(BACKUPS, "Backups that this node has made on its schedule, or failed to make");
+    describe_gauge!(
+        LAST_BACKUP,
+        "When the newest backup was taken, in seconds since 1970, as the leader found it"
+    );
     describe_gauge!(LEADS, "1 if this node leads, else 0");
     describe_gauge!(LEADER, "The id of the leader; 0 if none is known");
     describe_gauge!(TERM, "The term of the last election");
@@ -285,6 +292,22 @@ pub(crate) fn prefix(prefix: &str, holds: u64, waiters: u64) {
 /// Sets the time at which this node's certificate ends.
 pub(crate) fn certificate_ends(since_1970: Duration) {
     gauge!(CERTIFICATE_ENDS).set(since_1970.as_secs_f64());
+}
+
+/// Counts a backup that was made at this time.
+pub(crate) fn backup_done(taken: SystemTime) {
+    counter!(BACKUPS, "result" => "done").increment(1);
+    last_backup(taken);
+}
+
+/// Counts a backup that could not be made.
+pub(crate) fn backup_failed() {
+    counter!(BACKUPS, "result" => "failed").increment(1);
+}
+
+/// Sets when the newest backup was taken.
+pub(crate) fn last_backup(taken: SystemTime) {
+    gauge!(LAST_BACKUP).set(taken.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64());
 }
 
 /// Sets how much faster this node's clock runs than its hardware clock, as a part of 1.

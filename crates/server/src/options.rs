@@ -11,6 +11,7 @@ use lockkeeper_http::HazardPlayer;
 
 use crate::access::AccessFiles;
 use crate::error::ServeError;
+use crate::scheduled_backups::BackupSchedule;
 use crate::tls::TlsFiles;
 use crate::traces::TraceSink;
 
@@ -102,6 +103,8 @@ pub struct ServerOptions {
     pub access: AccessFiles,
     /// The file of the audit trail; `None`: the audit trail is in the log only.
     pub audit: Option<PathBuf>,
+    /// When this node makes backups, if it leads; `None`: never.
+    pub backups: Option<BackupSchedule>,
     /// The id of this node; by default the id in its certificate or in its data, or 1.
     pub node: Option<u64>,
     /// Peer addresses of the nodes of a new cluster, by id, this node included. If the data directory has a
@@ -162,6 +165,7 @@ impl ServerOptions {
             tls: None,
             access: AccessFiles::default(),
             audit: None,
+            backups: None,
             node: None,
             cluster: BTreeMap::new(),
             join: None,

@@ -43,6 +43,7 @@ use crate::observe::{self, notify};
 use crate::options::{HttpListen, ServerOptions};
 use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
 use crate::reports::Reports;
+use crate::scheduled_backups::{BackupSchedule, keep_schedule};
 use crate::tls::NodeTls;
 use crate::traces::{AcquireTracer, TraceArrivals, TraceSink};
 
@@ -185,10 +186,10 @@ fn run_node(mut options: ServerOptions, ready: OnReady<'_>) -> Result<(), ServeE
         options.data.display()
     );
     let node = Started::start(disk.clone(), data, &options, &advertised, peers, tls.clone())?;
-    let limits = options.connection_limits(connections_max);
+    let (limits, backups) = (options.connection_limits(connections_max), options.backups);
     let (inbox, about, traced) = (node.inbox.clone(), node.about.clone(), node.traced.clone());
     let front = Front::new(inbox, about, tls, access, audit, traced, limits);
-    let result = runtime.block_on(serve(node, front, (listener, address), http, signals, ready));
+    let result = runtime.block_on(serve(node, front, backups, (listener, address), http, signals, ready));
     drop(entered);
     // Connections that did not end in time are dropped here.
     drop(runtime);
@@ -483,6 +484,7 @@ fn config(founding: &Founding, options: &ServerOptions) -> Config {
 async fn serve(
     mut node: Started,
     front: Arc<Front>,
+    backups: Option<BackupSchedule>,
     (listener, address): (TcpListener, SocketAddr),
     http: Option<(HttpPort, SocketAddr)>,
     mut signals: Signals,
@@ -499,6 +501,9 @@ async fn serve(
     acceptor.run();
     let of_access = front.clone();
     tokio::spawn(async move { of_access.follow_access_files().await });
+    if let Some(schedule) = backups {
+        tokio::spawn(keep_schedule(schedule, front.clone()));
+    }
     let (refused, mut refusal) = tokio::sync::mpsc::unbounded_channel();
     if let Some(Talk { listener, directory, handover, bulk, to_send }) = node.talk.take() {
         front.has_peers(directory.clone());

@@ -8,20 +8,31 @@ use clap::{Args, Subcommand, ValueEnum};
 /// `token`.
 #[derive(Subcommand, Debug)]
 pub enum TokenCommand {
-    /// Make a token for a client, print it, and add its hash to the nodes' file
+    /// Make a token for a client, and add its hash to the nodes' file
     #[command(after_help = "\
 Example:
-  lockkeeper token add billing --file tokens > billing.token
+  lockkeeper token add billing --file tokens --out billing.token
   lockkeeper ls --locks 'lockkeepers://db1.example?tls-ca=ca.pem&token-file=billing.token'
 
 The token can't be shown again. Nodes read a new file by themselves within ten seconds, or at once by SIGHUP.")]
-    Add(TokenOf),
+    Add(TokenAdd),
     /// Remove the token of a client from the nodes' file
     #[command(after_help = "Example:\n  lockkeeper token remove billing --file tokens")]
     Remove(TokenOf),
     /// List the clients with a token
     #[command(after_help = "Example:\n  lockkeeper token list --file tokens")]
     List(TokenList),
+}
+
+/// `token add`.
+#[derive(Args, Debug)]
+pub struct TokenAdd {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub of: TokenOf,
+    /// Write the token to this new file, which only you can read, instead of printing it
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }
 
 /// `token add`, `token remove`.

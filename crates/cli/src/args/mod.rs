@@ -30,7 +30,9 @@ use crate::settings::duration;
 use suggest::{one_line, suggestion};
 use values::{reason, token};
 
-pub use access::{AccessCheck, AccessCommand, AccessQuota, ActionArg, TokenCommand, TokenList, TokenOf};
+pub use access::{
+    AccessCheck, AccessCommand, AccessQuota, ActionArg, TokenAdd, TokenCommand, TokenList, TokenOf,
+};
 pub use advise::Advise;
 pub use cluster::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer};
 pub use explain::{Explain, ExplainSettings};
@@ -41,9 +43,16 @@ pub use service::{Backup, LogFormat, Permits, Restore, Serve, Sessions, SetLimit
 pub use tls::{TlsCommand, TlsInit, TlsIssue, TlsRenew, TlsShow};
 pub use torture::{HolderFault, Pause, TokenUse, Torture};
 
+/// The version; of a program of `cargo xtask dist`, with the commit. Others don't ask git: each commit would
+/// build them anew.
+const VERSION: &str = match option_env!("LOCKKEEPER_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
 /// Distributed locks that keep their promise even when a holder stalls.
 #[derive(Parser, Debug)]
-#[command(name = "lockkeeper", version, propagate_version = true, max_term_width = 100, after_help = lock_services())]
+#[command(name = "lockkeeper", version = VERSION, propagate_version = true, max_term_width = 100, after_help = lock_services())]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -101,7 +110,7 @@ pub enum Command {
     #[command(subcommand)]
     Tls(TlsCommand),
     /// Make tokens for clients of our own service, remove them, list them
-    #[command(after_help = "Example:\n  lockkeeper token add billing --file tokens > billing.token")]
+    #[command(after_help = "Example:\n  lockkeeper token add billing --file tokens --out billing.token")]
     #[command(subcommand)]
     Token(TokenCommand),
     /// Try out a file of permissions for clients of our own service

@@ -93,6 +93,15 @@ pub struct Serve {
     /// times the latency between two nodes. The same for all nodes of a cluster
     #[arg(long, value_name = "DURATION", value_parser = election_timeout, default_value = "240ms")]
     pub election_timeout: Duration,
+    /// While this node leads, write a backup so often; needs --backup-dir
+    #[arg(long, value_name = "DURATION", value_parser = backup_every, requires = "backup_dir")]
+    pub backup_every: Option<Duration>,
+    /// The directory for these backups, which must exist; nodes may share it
+    #[arg(long, value_name = "DIR", requires = "backup_every")]
+    pub backup_dir: Option<PathBuf>,
+    /// How many of these backups are kept: the newest
+    #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u16).range(1..))]
+    pub backup_keep: u16,
     /// For an empty data directory: the first token is above this one
     #[arg(long, value_name = "TOKEN")]
     pub tokens_above: Option<u64>,
@@ -174,6 +183,12 @@ fn election_timeout(typed: &str) -> Result<Duration, String> {
     let sensible = Duration::from_millis(100)..=Duration::from_secs(10);
     let duration = duration(typed)?;
     if sensible.contains(&duration) { Ok(duration) } else { Err("give 100ms to 10s".to_owned()) }
+}
+
+fn backup_every(typed: &str) -> Result<Duration, String> {
+    let sensible = Duration::from_secs(1)..=Duration::from_secs(31 * 86_400);
+    let duration = duration(typed)?;
+    if sensible.contains(&duration) { Ok(duration) } else { Err("give 1s to 31days".to_owned()) }
 }
 
 fn idle_timeout(typed: &str) -> Result<Duration, String> {

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
 
 use lockkeeper_core::Usage;
@@ -11,7 +11,9 @@ use lockkeeper_server::access::{Decision, Identity, NewToken, NewTokenError, Per
 use serde_json::json;
 use tempfile::NamedTempFile;
 
-use crate::args::{AccessCheck, AccessCommand, AccessQuota, ActionArg, TokenCommand, TokenList, TokenOf};
+use crate::args::{
+    AccessCheck, AccessCommand, AccessQuota, ActionArg, TokenAdd, TokenCommand, TokenList, TokenOf,
+};
 use crate::exit::{CANNOT_CREATE, CONFIG, Failure, INTERNAL, IO, NO, OK, USAGE};
 use crate::{output, settings};
 
@@ -33,7 +35,7 @@ pub(super) fn access(command: &AccessCommand) -> Result<u8, Failure> {
     }
 }
 
-fn add(args: &TokenOf) -> Result<u8, Failure> {
+fn add(TokenAdd { of: args, out }: &TokenAdd) -> Result<u8, Failure> {
     let made = NewToken::make(&args.name).map_err(|error| {
         let code = if matches!(error, NewTokenError::Random(_)) { INTERNAL } else { USAGE };
         Failure::new(code, error.to_string())
@@ -56,10 +58,38 @@ fn add(args: &TokenOf) -> Result<u8, Failure> {
     }
     text.push_str(&made.line);
     text.push('\n');
-    replace(&args.file, &text)?;
-    // Prints only the token, so that the output can be redirected into the client's file.
-    output::line(&made.token)?;
+    let Some(out) = out else {
+        replace(&args.file, &text)?;
+        // Prints only the token, so that a script can read it.
+        output::line(&made.token)?;
+        return Ok(OK);
+    };
+    write_new(out, &made.token)?;
+    if let Err(failure) = replace(&args.file, &text) {
+        // No node will know the token.
+        let _ = fs::remove_file(out);
+        return Err(failure);
+    }
+    output::line(format!("the token of `{}` is in `{}`, which only you can read", args.name, out.display()))?;
     Ok(OK)
+}
+
+/// Writes a secret to a new file that only its owner can read. An existing file is an error: it may be a
+/// token in use.
+fn write_new(file: &Path, secret: &str) -> Result<(), Failure> {
+    let made = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
+    let mut made = made.map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => {
+            let why =
+                format!("`{}` exists already: give `--out` a new file, or remove this one", file.display());
+            Failure::new(CANNOT_CREATE, why)
+        }
+        _ => Failure::system(CANNOT_CREATE, &format!("cannot create `{}`", file.display()), &error),
+    })?;
+    writeln!(made, "{secret}").and_then(|()| made.sync_all()).map_err(|error| {
+        let _ = fs::remove_file(file);
+        Failure::system(IO, &format!("cannot write `{}`", file.display()), &error)
+    })
 }
 
 fn remove(args: &TokenOf) -> Result<u8, Failure> {

@@ -29,7 +29,7 @@ pub(super) fn advise(args: &Advise) -> Result<u8, Failure> {
     if args.json {
         output::json(&as_json(&answers, &advice))?;
     } else {
-        output::page(as_text(&advice))?;
+        print(&advice)?;
     }
     Ok(OK)
 }
@@ -66,7 +66,8 @@ fn ask(
     }
 }
 
-fn as_text(advice: &Advice) -> String {
+/// Prints the advice for people. Commands are not wrapped, so that they can be copied.
+fn print(advice: &Advice) -> Result<(), Failure> {
     let mut text = format!("Recommended: {}\n\n{}\n", advice.title, advice.why);
     if let Some(LockAdvice { url, ttl, lock_delay, max_hold, note, lacks, .. }) = &advice.lock {
         text.push_str(&format!("\nLock service: {url}\n  {note}\n"));
@@ -87,15 +88,19 @@ fn as_text(advice: &Advice) -> String {
             text.push_str(&format!("  max-hold {}: then it counts as hung\n", shown(max)));
         }
     }
-    text.push_str("\nBegin with:\n");
+    text.push_str("\nBegin with:");
+    output::prose(text, "")?;
     for line in &advice.start {
-        text.push_str(&format!("  {line}\n"));
+        output::page(format!("  {line}"))?;
     }
-    text.push_str(&format!("\nRead: {}", advice.read.join(", ")));
+    output::prose(format!("\nRead: {}", advice.read.join(", ")), "")?;
     if advice.kind == Kind::Correctness {
-        text.push_str("\nTry it with a holder that stalls: lockkeeper torture --pause 30s (docs/torture.md)");
+        output::prose(
+            "Try it with a holder that stalls: lockkeeper torture --pause 30s (docs/torture.md)",
+            "",
+        )?;
     }
-    text
+    Ok(())
 }
 
 fn as_json(answers: &Answers, advice: &Advice) -> Value {

@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
-use super::serve::start_log;
+use super::serve::{start_log, warn_if_exposed};
 use crate::args::Gate;
 use crate::exit::{BUSY, CANNOT_CREATE, CONFIG, Failure, IO, OK, UNAVAILABLE, USAGE, chain, code_below};
 use crate::{output, settings};
@@ -22,6 +22,7 @@ pub(super) async fn gate(args: Gate) -> Result<u8, Failure> {
         Some(url) => Some(token_check(url).await?),
         None => None,
     };
+    warn_if_exposed(args.tls_key.as_deref());
     let tls = match (&args.tls_cert, &args.tls_key) {
         (Some(certificate), Some(key)) => Some(GateTls::load(certificate, key).map_err(failure)?),
         _ => None,

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use lockkeeper_server::access::AccessFiles;
 use lockkeeper_server::disk::DirectoryError;
-use lockkeeper_server::{HttpListen, Running, ServeError, ServerOptions, TlsFiles};
+use lockkeeper_server::{BackupSchedule, HttpListen, Running, ServeError, ServerOptions, TlsFiles};
 use serde_json::json;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -45,6 +45,7 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
             "a node is twice in `--cluster`: give each its own number".to_owned(),
         ));
     }
+    warn_if_exposed(args.tls_key.as_deref());
     let tls = match (args.tls_cert, args.tls_key, args.tls_ca) {
         (Some(certificate), Some(key), Some(ca)) => Some(TlsFiles { certificate, key, ca }),
         // clap requires all or none.
@@ -72,6 +73,11 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         tls,
         access: AccessFiles { tokens: args.tokens, permissions: args.permissions },
         audit: args.audit,
+        backups: args.backup_every.zip(args.backup_dir).map(|(every, directory)| BackupSchedule {
+            every,
+            directory,
+            keep: args.backup_keep.into(),
+        }),
         node: args.node,
         cluster,
         join: args.join,
@@ -135,6 +141,13 @@ pub(super) fn start_log(format: LogFormat, level: &str) -> Result<(), Failure> {
         .with(lines.with_filter(level))
         .try_init()
         .map_err(|error| Failure::new(INTERNAL, format!("the log can't be started: {error}")))
+}
+
+/// Logs a warning if every user of this host can read a private key.
+pub(super) fn warn_if_exposed(key: Option<&Path>) {
+    if let Some(warning) = key.and_then(lockkeeper::url::exposed) {
+        tracing::warn!("{warning}");
+    }
 }
 
 /// Parses the log filter. A word without `=` must be a level: otherwise it would be taken for a module name,

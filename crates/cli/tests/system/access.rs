@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use lockkeeper_cli::exit::{CANNOT_CREATE, CONFIG, LOST, NO, OK, PERMISSION, UNAVAILABLE, USAGE};
+use lockkeeper_cli::exit::{CANNOT_CREATE, CONFIG, IO, LOST, NO, OK, PERMISSION, UNAVAILABLE, USAGE};
 use lockkeeper_rig::Port;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -327,6 +327,19 @@ fn token_file_is_made_listed_and_never_has_a_token() {
     test.ran("token remove nobody --file tokens").is_one_line(NO, &["has no token of `nobody`"]);
     assert_eq!(test.ran("token remove billing --file tokens").code, i32::from(OK));
     assert_eq!(test.ran("token list --file tokens --json").json()[0]["name"], "reports");
+    // The client's file is new, and readable by its owner only.
+    let written = test.ran("token add stock --file tokens --out stock.token");
+    assert!(written.code == i32::from(OK) && !written.out.contains("lkt."), "{written:?}");
+    let token = std::fs::read_to_string(test.path("stock.token")).unwrap();
+    assert!(token.starts_with("lkt.stock.") && token.ends_with('\n'), "{token}");
+    assert_eq!(std::fs::metadata(test.path("stock.token")).unwrap().mode() & 0o7777, 0o600);
+    test.ran("token add web --file tokens --out stock.token")
+        .is_one_line(CANNOT_CREATE, &["`stock.token` exists already"]);
+    assert_eq!(std::fs::read_to_string(test.path("stock.token")).unwrap(), token);
+    test.ran("token add web --file missing/tokens --out web.token").is_one_line(IO, &["missing/tokens"]);
+    assert!(!test.path("web.token").exists(), "no node knows the token");
+    assert_eq!(test.ran("token list --file tokens").out, "reports\nstock\n");
+    assert_eq!(test.ran("token remove stock --file tokens").code, i32::from(OK));
     // Through a link, the file that it names is changed, and keeps its owner and mode.
     let file = test.path("tokens");
     let of = |path: &Path| std::fs::metadata(path).map(|it| (it.uid(), it.gid(), it.mode())).unwrap();

@@ -283,3 +283,53 @@ fn backup_is_refused_for_other_lock_services() {
     test.ran("backup nowhere/locks").is_one_line(exit::IO, &["nowhere/locks"]);
     wait_until("the node serves all the same", || test.ran("ls").code == 0);
 }
+
+/// The drill of docs/operating.md, with other addresses.
+fn drill(backups: &std::path::Path, port: u16) -> String {
+    const PAGE: &str = include_str!("../../../../docs/operating.md");
+    let drill = PAGE.split_once("\n### Restore drill\n").unwrap().1.split_once("```sh\n").unwrap().1;
+    let drill = drill.split_once("```").unwrap().0;
+    drill.replace("/backup/", &format!("{}/", backups.display())).replace(":5699", &format!(":{port}"))
+}
+
+#[test]
+fn backups_are_made_on_schedule_verified_and_restored_by_the_drill() {
+    let test = TestDir::new();
+    let backups = test.path("backups");
+    let stored = || -> Vec<String> {
+        let names = fs::read_dir(&backups).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.filter(|name| name.ends_with(".backup")).collect();
+        names.sort_unstable();
+        names
+    };
+    let schedule = ["--backup-every", "1s", "--backup-dir", "backups", "--backup-keep", "2"];
+    let options = [&["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"], &schedule[..]].concat();
+    let node = test.begin("data", &options).ready();
+    let test = test.over(&node.url());
+    wait_until("the missing directory is reported", || {
+        node.log().contains("no backup in `backups`, it is tried again: cannot list `backups`")
+    });
+    let issued = token(&test, "orders/42");
+    assert_eq!(test.ran("set-limit gpu 4").code, 0);
+    fs::create_dir(&backups).unwrap();
+    fs::write(backups.join("mine"), "").unwrap();
+    wait_until("there is one", || !stored().is_empty());
+    let first = stored().remove(0);
+    wait_until("the oldest was removed", || !stored().contains(&first) && stored().len() == 2);
+    assert!(backups.join("mine").exists());
+    let kept = backups.join(&stored()[1]);
+    assert_eq!(fs::metadata(&kept).unwrap().permissions().mode() & 0o777, 0o600);
+    node.kill();
+
+    let port = lockkeeper_rig::Port::free();
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
+    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
+    let ended = Command::new("sh").args(["-ec", &drill(&backups, port.number())]).env("PATH", path).ended();
+    assert!(ended.code == 0 && ended.out.contains(r#""limits":1"#), "{ended:?}");
+    let first = ended.out.split_once("the first token is ").unwrap().1.lines().next().unwrap();
+    assert!(first.parse::<u64>().unwrap() > issued, "{issued}: {ended:?}");
+
+    // One option without the other, and an interval out of bounds.
+    test.ran("serve --data x --backup-every 1h").is_one_line(exit::USAGE, &["--backup-dir"]);
+    test.ran("serve --data x --backup-dir b --backup-every 1ms").is_one_line(exit::USAGE, &["1s to 31days"]);
+}

@@ -181,6 +181,21 @@ fn programs_of_the_page_end_their_jobs() {
     }
 }
 
+/// Cron sends a mail of everything that a job prints.
+#[test]
+fn program_prints_nothing_of_its_own() {
+    let test = TestDir::new();
+    let node = node(&test);
+    for shell in ["sh", "bash"] {
+        let script = Script::Shell.command(&test, &node, "orders/42", "echo done");
+        let ended = Command::new(shell)
+            .args(script.get_args())
+            .envs(script.get_envs().filter_map(|(name, value)| Some((name, value?))))
+            .ended();
+        assert_eq!((ended.code, &ended.out[..], &ended.err[..]), (0, "done\n", ""), "{shell}: {ended:?}");
+    }
+}
+
 #[test]
 fn program_says_why_it_has_no_lock() {
     let test = TestDir::new();

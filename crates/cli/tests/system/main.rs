@@ -31,6 +31,7 @@ mod partitions;
 mod reach;
 mod refusals;
 mod serving;
+mod stored;
 #[path = "../command/support.rs"]
 #[allow(dead_code, reason = "shared with the tests of `command`")]
 mod support;

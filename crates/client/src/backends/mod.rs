@@ -101,6 +101,9 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, ConnectError>
     let schemes = || BACKENDS.iter().flat_map(|known| known.schemes);
     let names: Vec<&str> = schemes().map(|scheme| scheme.name).collect();
     let mut url = Url::parse(url, &names)?;
+    for warning in url.exposed_files() {
+        tracing::warn!("{warning}");
+    }
     if let Some(info) = KnownBackend::of(&url.scheme).and_then(|known| known.info) {
         if info.has_password {
             url.find_password()?;

@@ -78,7 +78,7 @@ impl Replica {
             committed: self.engine.committed(),
             snapshot: self.snapshots.stored(),
             last_token: self.table.last_token(),
-            sessions: self.book.sessions() as u64,
+            sessions: self.table.usage_in_all().sessions,
             requests: self.table.request_count() as u64,
             streams: self.streams.len() as u64,
             rules: self.table.rules(),

@@ -29,9 +29,11 @@ mod transport;
 
 use std::sync::{Arc, OnceLock};
 
-use lockkeeper_replica::storage::Snapshots;
+use lockkeeper_replica::storage::{BackupParts, Snapshots};
 use tokio::net::TcpListener;
 use tokio::sync::watch as shown;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
 use tonic_health::pb::health_server::{Health, HealthServer};
 
 use crate::access::Access;
@@ -133,6 +135,24 @@ impl Front {
     /// To be called once the node has peers.
     pub(crate) fn has_peers(&self, directory: Arc<Directory>) {
         self.calls.has_peers(directory);
+    }
+
+    /// The id of this node.
+    pub(crate) fn node(&self) -> u64 {
+        self.calls.about.node
+    }
+
+    /// Cancelled once connections end.
+    pub(crate) fn stopping(&self) -> CancellationToken {
+        self.replica.stopping.clone()
+    }
+
+    /// The table of this node, which must lead, as a backup.
+    ///
+    /// # Errors
+    /// As of the call `Backup`.
+    pub(crate) async fn own_backup(&self) -> Result<BackupParts<DataDirectory>, Status> {
+        self.calls.own_backup().await
     }
 
     /// Makes the replica hand over the leadership, then end.

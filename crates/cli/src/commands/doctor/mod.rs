@@ -5,6 +5,7 @@ mod directory;
 use std::time::{Duration, Instant};
 
 use lockkeeper::backends::KnownBackend;
+use lockkeeper::url::Url;
 use lockkeeper::{AcquireError, BackendErrorKind, Fencing, Finding, Locks, Wait};
 use serde_json::{Value, json};
 
@@ -29,6 +30,7 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
 
     let nodes = if can.backend == "lockkeeper" { locks.nodes().await? } else { Vec::new() };
     let mut warnings = nodes::warnings(&nodes);
+    warnings.extend(url.parse::<Url>().iter().flat_map(Url::exposed_files));
     if let Some(lost) = nodes::lost_majority(&nodes) {
         nodes::print_all(&nodes, args.json)?;
         return Err(lost);

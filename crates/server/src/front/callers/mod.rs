@@ -124,11 +124,12 @@ impl Callers {
             None if self.tls.is_none() => of(Identity::ANONYMOUS, None),
             None if self.access.takes_tokens() => Err(Status::unauthenticated(
                 "this service accepts only clients with a certificate or a token: add `?tls-cert=FILE&tls-key=FILE` or \
-             `?token-file=FILE` to the URL",
+                 `?token-file=FILE` to the URL of --locks; over HTTP, show a certificate (`curl --cert FILE --key \
+                 FILE`) or the header `Authorization: Bearer TOKEN`",
             )),
             None => Err(Status::unauthenticated(
-                "this service accepts only clients with a certificate: add `?tls-cert=FILE&tls-key=FILE` to the URL \
-             (`lockkeeper tls issue --client NAME` makes one)",
+                "this service accepts only clients with a certificate (`lockkeeper tls issue --client NAME` makes \
+                 one): add `?tls-cert=FILE&tls-key=FILE` to the URL of --locks; over HTTP, `curl --cert FILE --key FILE`",
             )),
         }
     }

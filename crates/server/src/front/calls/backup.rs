@@ -67,6 +67,11 @@ impl Calls {
         Ok(Parts(parts))
     }
 
+    /// Makes the replica store a snapshot for this node itself, which must lead, and opens it.
+    pub(in crate::front) async fn own_backup(self: &Arc<Self>) -> Result<BackupParts<DataDirectory>, Status> {
+        self.store(self.about.node, &Identity::ANONYMOUS).await
+    }
+
     /// Makes the replica store a snapshot, then opens the snapshot.
     async fn store(
         self: &Arc<Self>,

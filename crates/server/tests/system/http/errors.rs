@@ -68,6 +68,37 @@ async fn bad_calls_are_refused_in_words() {
         let (status, problem) = client.get(path).await;
         assert_eq!((status, &problem["code"]), (400, &json!("invalid-argument")), "{path}: {problem}");
     }
+    // The texts name no types of Rust, and none of its deserializer's.
+    for (path, body, text) in [
+        (
+            "/v1/locks/a",
+            json!([1]),
+            "the body does not fit this call: invalid length 1, expected an object at line 1",
+        ),
+        (
+            "/v1/locks/a",
+            json!({ "session": "x" }),
+            "session: invalid type: string \"x\", expected a whole number from 0",
+        ),
+        (
+            "/v1/locks/a",
+            json!({ "session": 1, "request": 1, "permits": -1 }),
+            "expected a whole number from 0 to 4294967295",
+        ),
+        (
+            "/v1/sessions/none/keep-alive",
+            json!({}),
+            "the path does not fit this call: can't read `none`: it is no whole number from 0",
+        ),
+    ] {
+        let (_, problem) = client.post(path, body).await;
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.contains(text), "{path}: {detail}");
+        assert!(
+            !["struct", "u64", "u32", "deserialize", "target type"].iter().any(|it| detail.contains(it)),
+            "{detail}"
+        );
+    }
     client.hold(20, "a").await;
     // The number of a hold of another lock, and the secret of a session with another ttl: the client would
     // believe what is not so (P5).

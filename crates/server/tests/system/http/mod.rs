@@ -138,6 +138,13 @@ async fn waiting_request_leaves_the_queue_at_its_end_and_when_it_is_deleted() {
     assert_eq!(waiter.acquire(2, "a", json!({ "wait": true, "poll_ms": 0 })).await.0, 202);
     assert_eq!(waiter.release(2).await, "left");
     until_waiting(&mut holder, "a", 0).await;
+    // A number that was not used: its acquire may be under way, and must not be granted when it arrives.
+    assert_eq!(waiter.release(9).await, "gone");
+    for request in [8, 9] {
+        let (status, ended) = waiter.acquire(request, "b", json!({})).await;
+        assert_eq!((status, &ended["end"]), (410, &json!("gone")), "{ended}");
+    }
+    waiter.hold(10, "b").await;
     server.stop().await.unwrap();
 }
 
