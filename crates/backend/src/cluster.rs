@@ -102,8 +102,8 @@ pub struct ServiceStatus {
     pub disk_free_bytes: Option<u64>,
     /// Whether that is enough, as the node judges; `None`: it does not know.
     pub disk_state: Option<NodeDisk>,
-    /// When the disk will be full if its free space falls as in the last ten minutes; `None`: it does not fall,
-    /// or the node has not run for ten minutes.
+    /// When the disk will be full if its free space falls as in the last ten minutes; `None`: it does not
+    /// fall, or the node has not run for ten minutes.
     pub disk_full_in: Option<Duration>,
     /// Why the node could not write the last record to its audit file; `None`: it could, or it has none.
     pub audit_error: Option<String>,
@@ -116,8 +116,8 @@ pub enum NodeDisk {
     Enough,
     /// Less than eight segments of the log (512 MiB) are free, or the disk will be full within an hour.
     Low,
-    /// The next segment of the log has no room: the node gives the leadership away, and stops when its present
-    /// segment is full.
+    /// The next segment of the log has no room: the node gives the leadership away, and stops when its
+    /// present segment is full.
     Full,
 }
 

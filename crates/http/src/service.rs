@@ -20,8 +20,8 @@ pub trait Origin: Clone + Send + Sync + 'static {
     /// The refusal of a caller that can't be identified or may not connect.
     fn identify(&self, headers: &HeaderMap) -> Result<Self::Calls, Status>;
 
-    /// The checks of a probe, each with its name and whether it has passed. Answered at once and to everybody:
-    /// they say nothing of locks, clients or addresses.
+    /// The checks of a probe, each with its name and whether it has passed. Answered at once and to
+    /// everybody: they say nothing of locks, clients or addresses.
     fn checks(&self, probe: Probe) -> Vec<(&'static str, bool)>;
 }
 

@@ -40,8 +40,8 @@ pub(crate) enum DiskTaskResult<D: Disk> {
     StepFailed,
     /// A spare segment.
     Spare(Spare<D::File>),
-    /// No spare segment could be made; whether that is since the disk is full. Unless a later attempt succeeds
-    /// in time, the log makes its next segment itself.
+    /// No spare segment could be made; whether that is since the disk is full. Unless a later attempt
+    /// succeeds in time, the log makes its next segment itself.
     NoSpare(bool),
     /// Completing a snapshot failed because the disk was full. The node stops: it is unknown whether its next
     /// start would load this snapshot or an older one.

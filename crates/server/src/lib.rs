@@ -16,8 +16,8 @@
 //! # Code map
 //!
 //! - `run.rs`, `data.rs`: how a node starts and stops
-//! - `node.rs`: a turn of the replica, and the effect of a failed write; `reports.rs`, `leadership.rs`: what it
-//!   logs
+//! - `node.rs`: a turn of the replica, and the effect of a failed write
+//! - `reports.rs`, `leadership.rs`: what that thread logs
 //! - `inbox/mod.rs`, `inbox/fair_queue.rs`: the queues between the threads, and how clients are served in
 //!   turn
 //! - `front/mod.rs`: clients, by gRPC and HTTP; `front/pump.rs` sends answers

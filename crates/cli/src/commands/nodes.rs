@@ -88,8 +88,8 @@ pub(super) fn print_all(nodes: &[NodeReport], as_json: bool) -> Result<(), Failu
     Ok(())
 }
 
-/// Whether each member answers, and each node that answers knows a leader, has room on its disk, and can write
-/// its audit file.
+/// Whether each member answers, and each node that answers knows a leader, has room on its disk, and can
+/// write its audit file.
 pub(super) fn are_healthy(nodes: &[NodeReport]) -> bool {
     (nodes.is_empty() || freshest(nodes).is_some())
         && missing(nodes).is_empty()

@@ -59,8 +59,8 @@ pub struct NodeView {
     pub disk_free_bytes: Option<u64>,
     /// Whether that is enough for its log.
     pub disk_state: DiskView,
-    /// When the disk will be full if its free space falls as in the last ten minutes, in seconds; absent: it does
-    /// not fall, or the node has not run for ten minutes.
+    /// When the disk will be full if its free space falls as in the last ten minutes, in seconds; absent:
+    /// it does not fall, or the node has not run for ten minutes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_full_in_seconds: Option<u64>,
     /// Why the last record could not be written to its audit file; absent: it could, or there is no file.
@@ -79,8 +79,8 @@ pub enum DiskView {
     Enough,
     /// Less than eight segments of the log (512 MiB) are free, or the disk will be full within an hour.
     Low,
-    /// The next segment of the log has no room: the node gives the leadership away, and stops when its present
-    /// segment is full.
+    /// The next segment of the log has no room: the node gives the leadership away, and stops when its
+    /// present segment is full.
     Full,
 }
 

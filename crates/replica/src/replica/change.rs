@@ -102,7 +102,8 @@ impl Replica {
         others.chain([self.config.node]).collect()
     }
 
-    /// The members that this leader does not hear. Empty unless this node leads, and shortly after its election.
+    /// The members that this leader does not hear. Empty unless this node leads, and shortly after its
+    /// election.
     #[must_use]
     pub fn silent(&self) -> BTreeSet<u64> {
         if !self.lead.is_ready() || self.leads_newly() {

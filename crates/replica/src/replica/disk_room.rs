@@ -1,7 +1,7 @@
 //! Whether the disks of the nodes have room for the next segment of the log.
 //!
-//! Responsible for: a node without that room does not stay the leader if another voter has it. Followers report
-//! it in their heartbeat responses.
+//! Responsible for: a node without that room does not stay the leader if another voter has it. Followers
+//! report it in their heartbeat responses.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -53,8 +53,8 @@ impl Replica {
         }
     }
 
-    /// Transfers the leadership if this node's disk is full and another voter's is not. A new leader waits until
-    /// it has heard the others, so that two nodes with full disks don't transfer it to each other.
+    /// Transfers the leadership if this node's disk is full and another voter's is not. A new leader waits
+    /// until it has heard the others, so that two nodes with full disks don't transfer it to each other.
     pub(super) fn hand_over_if_full(&mut self) {
         if self.disk_room.is_full
             && self.lead.is_ready()

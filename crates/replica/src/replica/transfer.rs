@@ -1,4 +1,5 @@
-//! Leadership transfer: at an operator's request, before this node stops or is removed, or when its disk is full.
+//! Leadership transfer: at an operator's request, before this node stops or is removed, or when its disk is
+//! full.
 //!
 //! Responsible for: streams end only once the next leader is known, so that clients connect to it directly.
 //! If they ended earlier, all clients would reconnect to nodes that still name this one as the leader, and
@@ -50,8 +51,8 @@ impl Replica {
         self.handover.stopping == Stopping::Done
     }
 
-    /// The most up-to-date voter that responds and has room on its disk. Shortly after the election, voters that have not responded
-    /// yet count too.
+    /// The most up-to-date voter that responds and has room on its disk. Shortly after the election, voters
+    /// that have not responded yet count too.
     pub(super) fn successor(&self) -> Option<u64> {
         let (voters, newly) = (&self.members.configuration.voters, self.leads_newly());
         let progress = self.engine.progress().into_iter().filter(|it| it.is_active || newly);

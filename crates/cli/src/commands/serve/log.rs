@@ -7,8 +7,8 @@ use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::Writer;
 
-/// Writes the message, and those fields whose values the message does not contain: they are fields for programs
-/// that read the log as JSON, and words for people.
+/// Writes the message, and those fields whose values the message does not contain: they are fields for
+/// programs that read the log as JSON, and words for people.
 pub(super) struct TextFields;
 
 impl<'writer> FormatFields<'writer> for TextFields {

@@ -1,5 +1,5 @@
-//! The checks of `/livez` and `/readyz`. None of them asks the replica or the disk, so that a probe is answered
-//! at once, and costs nothing, whoever sends it.
+//! The checks of `/livez` and `/readyz`. None of them asks the replica or the disk, so that a probe is
+//! answered at once, and costs nothing, whoever sends it.
 
 use lockkeeper_wire::v1::DiskState;
 
@@ -12,8 +12,8 @@ impl Calls {
         vec![("replica", *self.replica.state().borrow() != ReplicaStatus::Ended)]
     }
 
-    /// Whether this node can serve clients: it knows the leader, is a member, has room on its disk, and does not
-    /// stop.
+    /// Whether this node can serve clients: it knows the leader, is a member, has room on its disk, and
+    /// does not stop.
     pub(in crate::front) fn ready(&self) -> Vec<(&'static str, bool)> {
         let state = *self.replica.state().borrow();
         let is_member = self.directory.get().is_none_or(|directory| directory.is_member(directory.node()));
