@@ -6,8 +6,8 @@
 //! Reading order: `parts` (`verify` and `fix`), `schema` (generated code), `api` (the text of the public
 //! API), `testing` (`test`), `record` (counting tests), `weight` (tables of builds and tests), `needs`
 //! (required programs and their installation), `foreign` (libraries of other languages), `sim`, `fuzz` (the
-//! decoders), `services` (other lock services), `bench` (comparison with those), `dist` (a release's files),
-//! `book`, `process`.
+//! decoders), `services` (other lock services), `bench` (comparison with those), `dist` and `sbom` (a release's
+//! files), `publish` (crates.io), `book`, `process`.
 //!
 //! - `verify` changes no file of the project, Cargo.lock included.
 //! - Only a process that was started for its own folder is ever stopped (`services/pidfile.rs`).
@@ -28,7 +28,9 @@ mod needs;
 mod packages;
 mod parts;
 mod process;
+mod publish;
 mod record;
+mod sbom;
 mod schema;
 mod services;
 mod sim;
@@ -94,8 +96,10 @@ enum Task {
     Services(Services),
     /// Measure our lock service and those of others, alternately, on this machine
     Bench(Bench),
-    /// Make the archive and the Debian package of a release
+    /// Make the files of a release: programs, packages for other languages, bill of materials, checksums
     Dist(Dist),
+    /// Check that crates.io would take our packages, and print the commands that publish them, in order
+    Publishable,
     /// Make a site of the docs
     Book,
     /// Install the cargo tools that `verify` needs and that are missing
@@ -116,6 +120,7 @@ pub fn main() -> ExitCode {
         Task::Services(task) => services::run(&task),
         Task::Bench(choice) => bench::run(&choice),
         Task::Dist(choice) => dist::make(&choice),
+        Task::Publishable => publish::check(),
         Task::Book => book::make(),
         Task::Tools => needs::install_cargo_tools(),
     });

@@ -96,7 +96,8 @@ fn wrapped(text: &str, width: usize, indent: &str) -> String {
     let lines = text.split('\n').map(|line| {
         let own = &line[..line.len() - line.trim_start().len()];
         let indent = format!("{own}{indent}");
-        textwrap::fill(line, textwrap::Options::new(width).subsequent_indent(&indent).break_words(false))
+        let style = textwrap::Options::new(width).subsequent_indent(&indent).break_words(false);
+        textwrap::fill(line, style.word_splitter(textwrap::WordSplitter::NoHyphenation))
     });
     lines.collect::<Vec<_>>().join("\n")
 }

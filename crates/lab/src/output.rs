@@ -25,7 +25,7 @@ pub(crate) fn prose(text: &str, indent: &str) -> Result<(), LabError> {
     match terminal_size::terminal_size_of(stdout()) {
         Some((width, _)) => {
             let style = textwrap::Options::new(width.0.into()).subsequent_indent(indent).break_words(false);
-            line(textwrap::fill(text, style))
+            line(textwrap::fill(text, style.word_splitter(textwrap::WordSplitter::NoHyphenation)))
         }
         None => line(text),
     }

@@ -2,8 +2,8 @@
 //!
 //! Responsible for: the leader writes what is due, by the call that `lockkeeper backup` uses, so a backup
 //! includes every change that was answered before it began. A follower may lack the last grants: tokens of a
-//! restore could repeat theirs. A file has its name only once it is complete, synced and read back. Reading and
-//! writing happen on a thread for blocking work; a failure is logged and tried again, and stops nothing.
+//! restore could repeat theirs. A file has its name only once it is complete, synced and read back. Reading
+//! and writing happen on a thread for blocking work; a failure is logged and tried again, and stops nothing.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -45,7 +45,7 @@ pub struct BackupSchedule {
 
 /// Why a backup was not made.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum BackupFailure {
     #[error("{doing} `{}`: {source}", path.display())]
     Io { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("the node can't read the snapshot that it has stored: {0}")]
@@ -73,9 +73,9 @@ pub(crate) async fn keep_schedule(schedule: BackupSchedule, front: Arc<Front>) {
                 last_failure.clear();
                 wait
             }
-            Err(Failure::Stopping) => return,
+            Err(BackupFailure::Stopping) => return,
             // Another node leads, and makes it.
-            Err(Failure::Service(_)) if *state.borrow() != ReplicaStatus::Ready => continue,
+            Err(BackupFailure::Service(_)) if *state.borrow() != ReplicaStatus::Ready => continue,
             Err(failure) => {
                 observe::backup_failed();
                 let text = failure.to_string();
@@ -93,7 +93,7 @@ pub(crate) async fn keep_schedule(schedule: BackupSchedule, front: Arc<Front>) {
 }
 
 /// Makes a backup if one is due; returns when to check again.
-async fn back_up_if_due(schedule: &BackupSchedule, front: &Arc<Front>) -> Result<Duration, Failure> {
+async fn back_up_if_due(schedule: &BackupSchedule, front: &Arc<Front>) -> Result<Duration, BackupFailure> {
     let listed = schedule.clone();
     let newest = blocking(move || Ok(listed.stored()?.pop().map(|(time, _)| time))).await?;
     let left = newest.map_or(Duration::ZERO, |newest| schedule.left(newest, SystemTime::now()));
@@ -106,8 +106,8 @@ async fn back_up_if_due(schedule: &BackupSchedule, front: &Arc<Front>) -> Result
     let (node, stopping) = (front.node(), front.stopping());
     let now = SystemTime::now();
     let parts = front.own_backup().await.map_err(|status| match stopping.is_cancelled() {
-        true => Failure::Stopping,
-        false => Failure::Service(status.message().to_owned()),
+        true => BackupFailure::Stopping,
+        false => BackupFailure::Service(status.message().to_owned()),
     })?;
     let written = schedule.clone();
     let (path, bytes) = blocking(move || written.write(parts, node, now, &stopping)).await?;
@@ -119,10 +119,10 @@ async fn back_up_if_due(schedule: &BackupSchedule, front: &Arc<Front>) -> Result
 }
 
 async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
-) -> Result<T, Failure> {
+    work: impl FnOnce() -> Result<T, BackupFailure> + Send + 'static,
+) -> Result<T, BackupFailure> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(Failure::Service(format!("a bug: {error}"))))
+    done.unwrap_or_else(|error| Err(BackupFailure::Service(format!("a bug: {error}"))))
 }
 
 impl BackupSchedule {
@@ -133,7 +133,7 @@ impl BackupSchedule {
     }
 
     /// The backups in the directory, the oldest first.
-    fn stored(&self) -> Result<Vec<(SystemTime, PathBuf)>, Failure> {
+    fn stored(&self) -> Result<Vec<(SystemTime, PathBuf)>, BackupFailure> {
         let failed = io_failure("cannot list", &self.directory);
         let mut stored = Vec::new();
         for entry in fs::read_dir(&self.directory).map_err(&failed)? {
@@ -153,7 +153,7 @@ impl BackupSchedule {
         node: u64,
         now: SystemTime,
         stopping: &CancellationToken,
-    ) -> Result<(PathBuf, u64), Failure> {
+    ) -> Result<(PathBuf, u64), BackupFailure> {
         // A node has one such file at most, also after a crash.
         let partial = self.directory.join(format!(".{PREFIX}node{node}.partial"));
         let failed = io_failure("cannot write", &partial);
@@ -164,7 +164,7 @@ impl BackupSchedule {
         let mut bytes = 0;
         while let Some(part) = parts.next_part()? {
             if stopping.is_cancelled() {
-                return Err(Failure::Stopping);
+                return Err(BackupFailure::Stopping);
             }
             file.write_all(&part).map_err(&failed)?;
             bytes += part.len() as u64;
@@ -180,7 +180,7 @@ impl BackupSchedule {
     }
 
     /// Removes the oldest backups, but for [`BackupSchedule::keep`].
-    fn prune(&self) -> Result<(), Failure> {
+    fn prune(&self) -> Result<(), BackupFailure> {
         let mut stored = self.stored()?;
         stored.truncate(stored.len().saturating_sub(self.keep));
         for (_, path) in stored {
@@ -194,8 +194,8 @@ impl BackupSchedule {
     }
 }
 
-fn io_failure<'path>(doing: &'static str, path: &'path Path) -> impl Fn(io::Error) -> Failure + 'path {
-    move |source| Failure::Io { doing, path: path.to_owned(), source }
+fn io_failure<'path>(doing: &'static str, path: &'path Path) -> impl Fn(io::Error) -> BackupFailure + 'path {
+    move |source| BackupFailure::Io { doing, path: path.to_owned(), source }
 }
 
 fn name(time: SystemTime, node: u64) -> String {

@@ -90,6 +90,13 @@ fn cluster_grows_from_one_node_to_three_and_the_first_one_is_removed() {
     let status = test.status();
     assert_eq!(parts(&status), [(1, "voter"), (2, "voter"), (3, "voter")]);
     assert_eq!((&status["leader"], &status["removed"]), (&Value::from(1), &Value::from(Vec::<u64>::new())));
+    // Followers have the sessions in their tables, too.
+    wait_until("every node has the holder's session", || {
+        let nodes = test.ran("doctor --json").json()["nodes"].clone();
+        nodes.as_array().is_some_and(|nodes| {
+            nodes.len() == 3 && nodes.iter().all(|node| node["sessions"].as_u64() >= Some(1))
+        })
+    });
 
     let to_three = test.ran("cluster transfer --to 3");
     assert_eq!((to_three.code, to_three.out.as_str()), (i32::from(OK), "node 3 leads\n"), "{to_three:?}");

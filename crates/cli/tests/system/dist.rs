@@ -14,27 +14,33 @@ fn ran(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Makes the files of a release of this build, and returns them: the archive, and the Debian package. Uses
-/// the programs that `cargo xtask test` has built beside `lockkeeper`, without their symbols, which take
-/// minutes to compress.
-fn release(out: &Path) -> [PathBuf; 2] {
+/// Makes the files of a release of this build, and returns their folder. Uses the programs that `cargo xtask
+/// test` has built beside `lockkeeper`, without their symbols, which take minutes to compress.
+fn release(test: &Path) -> PathBuf {
     let built = Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
     let stripped = TempDir::new().unwrap();
     for program in ["lockkeeper", "lockkeeper-lab"] {
         ran(Command::new("strip").arg("-o").arg(stripped.path().join(program)).arg(built.join(program)));
     }
-    // The packages are unpacked at once.
-    let made = ran(Command::new(built.join("xtask"))
+    let out = test.join("out");
+    let sign = format!("sed -n -e w{}", test.join("signature").display());
+    // The packages are unpacked at once. The signature is a copy.
+    ran(Command::new(built.join("xtask"))
         .env("DPKG_DEB_COMPRESSOR_TYPE", "none")
-        .args(["dist", "--programs"])
+        .env("SOURCE_DATE_EPOCH", "1800000000")
+        .args(["dist", "--sign", &sign, "--programs"])
         .arg(stripped.path())
         .arg("--out")
-        .arg(out));
-    let files: Vec<PathBuf> = made.lines().rev().take(2).map(PathBuf::from).collect();
-    let [package, archive] = &files[..] else { panic!("not two files: {made:?}") };
-    let jar = made.lines().find(|line| line.ends_with(".jar")).expect("the jar's line");
-    assert!(ran(Command::new("jar").args(["--list", "--file", jar])).contains("/Lockkeeper.class"), "{jar}");
-    [archive.clone(), package.clone()]
+        .arg(&out));
+    out
+}
+
+/// The file of a release whose name ends so.
+fn file(out: &Path, end: &str) -> PathBuf {
+    let mut found = std::fs::read_dir(out).unwrap().map(|entry| entry.unwrap().path());
+    found
+        .find(|path| path.to_string_lossy().ends_with(end))
+        .unwrap_or_else(|| panic!("no file ends with {end}"))
 }
 
 /// Takes a lock with the program that is installed below a prefix, and looks at what else is there.
@@ -61,10 +67,52 @@ fn is_complete(prefix: &Path) {
     }
 }
 
+/// A program of another module takes the client for Go from the release's module proxy.
+fn go_module_is_usable(out: &Path, test: &Path) {
+    let archive =
+        file(out, ".tar.gz").with_file_name(format!("lockkeeper-go-{}.tar.gz", env!("CARGO_PKG_VERSION")));
+    ran(Command::new("tar").arg("--extract").arg("--file").arg(archive).arg("--directory").arg(test));
+    let program = test.join("program");
+    std::fs::create_dir(&program).unwrap();
+    const MODULE: &str = "github.com/lockkeeper/lockkeeper/clients/go";
+    let version = env!("CARGO_PKG_VERSION");
+    std::fs::write(
+        program.join("go.mod"),
+        format!("module example\n\ngo 1.19\n\nrequire {MODULE} v{version}\n"),
+    )
+    .unwrap();
+    std::fs::write(
+        program.join("main.go"),
+        format!("package main\n\nimport _ \"{MODULE}\"\n\nfunc main() {{}}\n"),
+    )
+    .unwrap();
+    ran(Command::new("go")
+        .args(["build", "-modcacherw", "-mod=mod", "-o", "program", "."])
+        .env("GOPROXY", format!("file://{}", test.join("proxy").display()))
+        .env("GONOSUMDB", "*")
+        .env("GOFLAGS", "-modcacherw")
+        .env("GOMODCACHE", test.join("modules"))
+        .current_dir(&program));
+}
+
 #[test]
 fn release_installs_from_an_archive_and_from_a_package() {
     let test = TempDir::new().unwrap();
-    let [archive, package] = release(&test.path().join("out"));
+    let out = release(test.path());
+    let (archive, package) = (file(&out, "-linux.tar.gz"), file(&out, ".deb"));
+    let listed = ran(Command::new("sha256sum").args(["--check", "SHA256SUMS"]).current_dir(&out));
+    for end in [".tar.gz: OK", ".deb: OK", ".jar: OK", ".cdx.json: OK"] {
+        assert!(listed.contains(end), "{listed}");
+    }
+    assert_eq!(
+        std::fs::read(out.join("SHA256SUMS")).unwrap(),
+        std::fs::read(test.path().join("signature")).unwrap()
+    );
+    assert!(
+        ran(Command::new("jar").args(["--list", "--file"]).arg(file(&out, ".jar")))
+            .contains("/Lockkeeper.class")
+    );
+    go_module_is_usable(&out, test.path());
 
     let unpacked = test.path().join("unpacked");
     std::fs::create_dir(&unpacked).unwrap();
