@@ -4,6 +4,7 @@ use lockkeeper_core::LockName;
 
 use crate::backup::Backup;
 use crate::box_future::BoxFuture;
+use crate::break_hold::{EndSessionOrder, EndedSession};
 use crate::cluster::{ClusterInfo, MembersChange, NodeReport, ServiceStatus};
 use crate::error::BackendError;
 use crate::info::SessionInfo;
@@ -12,6 +13,9 @@ use crate::info::SessionInfo;
 pub trait Administration: Send + Sync {
     /// The live sessions, by id.
     fn sessions(&self) -> BoxFuture<'_, Result<Vec<SessionInfo>, BackendError>>;
+
+    /// Ends a session and all that it holds and waits for.
+    fn end_session(&self, order: EndSessionOrder) -> BoxFuture<'_, Result<EndedSession, BackendError>>;
 
     /// A backup of the whole table. May be called outside of a tokio runtime.
     fn backup(&self) -> Result<Backup, BackendError>;

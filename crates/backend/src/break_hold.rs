@@ -1,4 +1,4 @@
-//! Breaking the hold of another client.
+//! Breaking the hold of another client, and ending its session.
 
 use std::fmt;
 
@@ -32,6 +32,43 @@ pub enum Broken {
     },
     /// The hold has ended but stays closed; only a break with `now` opens it.
     StillClosed,
+}
+
+/// An operator's order to end a session with all its holds and waiters, as if its client were gone: the
+/// session's lock-delay applies.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EndSessionOrder {
+    /// The session's id, which is never used again.
+    pub session: u64,
+    /// The reason, for the audit log; at most 256 bytes.
+    pub reason: String,
+    /// The operator, for the audit log; at most 256 bytes.
+    pub by: String,
+    /// End it even if its client is attached. The client may go on using its resources until it has stopped
+    /// by itself.
+    pub now: bool,
+}
+
+/// The result of an [`EndSessionOrder`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum EndedSession {
+    /// It has ended.
+    Done,
+    /// There is no such session (any more).
+    Gone,
+    /// Its client is attached, and the session goes on: only `now` ends it.
+    Attached,
+}
+
+impl fmt::Display for EndedSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Done => "ended",
+            Self::Gone => "gone already",
+            Self::Attached => "not ended: its client is attached; break its holds, or end it with `now`",
+        })
+    }
 }
 
 impl fmt::Display for Broken {

@@ -52,7 +52,7 @@ pub use backend::Backend;
 pub use backend_info::{BackendInfo, Connect, Connecting};
 pub use backup::Backup;
 pub use box_future::BoxFuture;
-pub use break_hold::{BreakOrder, Broken};
+pub use break_hold::{BreakOrder, Broken, EndSessionOrder, EndedSession};
 pub use call::{AcquireRequest, Answer, Call, CallError, CallId, Granted, HoldChange, Push};
 pub use capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
 pub use cluster::{

@@ -4,13 +4,14 @@
 use std::time::{Duration, SystemTime};
 
 use lockkeeper::{
-    Broken, ClusterInfo, HolderInfo, HolderState, LockInfo, NodeDisk, NodeInfo, NodePart, NodeReport,
+    Broken, ClusterInfo, EndedSession, HolderInfo, HolderState, LockInfo, NodeDisk, NodeInfo, NodePart, NodeReport,
     NodeRole, ServiceStatus, SessionInfo, Token, TokenStatus, WaiterInfo,
 };
 use lockkeeper_http::view::content::{shown, time};
 use lockkeeper_http::view::{
-    BreakResult, BreakView, DiskView, HoldStateView, HoldView, LockView, MemberView, MembersView, Mode,
-    NodeView, PartView, RoleView, SessionView, TokenStateView, TokenView, WaiterView,
+    BreakResult, BreakView, DiskView, EndSessionResult, EndedSessionView, HoldStateView, HoldView, LockView,
+    MemberView, MembersView, Mode, NodeView, PartView, RoleView, SessionView, TokenStateView, TokenView,
+    WaiterView,
 };
 use serde::Serialize;
 
@@ -102,6 +103,16 @@ pub(crate) fn session(session: &SessionInfo) -> SessionView {
         requests: session.requests,
         attached: session.attached,
     }
+}
+
+pub(crate) fn ended(session: u64, ended: EndedSession) -> EndedSessionView {
+    let result = match ended {
+        EndedSession::Done => EndSessionResult::Done,
+        EndedSession::Attached => EndSessionResult::Attached,
+        // `EndedSession` is non-exhaustive.
+        _ => EndSessionResult::Gone,
+    };
+    EndedSessionView { session, result }
 }
 
 pub(crate) fn token(status: &TokenStatus) -> TokenView {

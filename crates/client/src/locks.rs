@@ -9,8 +9,8 @@ use std::time::Duration;
 use lockkeeper_backend::BackendErrorKind;
 use lockkeeper_backend::{
     Administration, Backend, BackendError, Backup, BreakOrder, Broken, Capabilities, ClusterInfo,
-    ConnectError, Finding, LockInfo, MembersChange, NodeReport, ServiceStatus, SessionInfo, Unsupported,
-    Watch,
+    ConnectError, EndSessionOrder, EndedSession, Finding, LockInfo, MembersChange, NodeReport, ServiceStatus,
+    SessionInfo, Unsupported, Watch,
 };
 use lockkeeper_core::{LockName, Mode, NameError, Token, TokenStatus, validate};
 
@@ -207,6 +207,16 @@ impl<F: Kind> Locks<F> {
     /// them.
     pub async fn sessions(&self) -> Result<Vec<SessionInfo>, BackendError> {
         self.administration("list sessions")?.sessions().await
+    }
+
+    /// Ends a session of another client with all its holds and waiters, as if the client were gone: for a
+    /// host that has died and whose ttl is long.
+    ///
+    /// # Errors
+    /// [`BackendError`]; [`BackendErrorKind::Unsupported`] where the service has no sessions.
+    pub async fn end_session(&self, order: EndSessionOrder) -> Result<EndedSession, BackendError> {
+        validate::break_texts(&order.reason, &order.by)?;
+        self.administration("end sessions")?.end_session(order).await
     }
 
     /// The state of the locks at and below `prefix`, then every change of them.

@@ -113,6 +113,7 @@ fn router<O: Origin>() -> Router<Option<Arc<Hazards>>> {
         .route("/v1/watch", get(watch::watch::<O>))
         .route("/v1/check-token", get(locks::check_token::<O>))
         .route("/v1/break", post(locks::break_hold::<O>))
+        .route("/v1/end-session", post(sessions::end::<O>))
         .route("/v1/set-limit", post(locks::set_limit::<O>))
         .route("/v1/status", get(cluster::status::<O>))
         .route("/v1/audit", get(audit::audit::<O>))

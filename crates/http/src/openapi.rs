@@ -19,7 +19,7 @@ use crate::{audit, cluster, health, keep_alive, locks, metrics, sessions, watch}
         description = "Distributed locks with fencing tokens. Any node answers. Durations are in milliseconds.",
     ),
     paths(
-        sessions::open, keep_alive::keep_alive, sessions::close, sessions::list, sessions::acquire, sessions::release,
+        sessions::open, keep_alive::keep_alive, sessions::close, sessions::list, sessions::end, sessions::acquire, sessions::release,
         sessions::set_value, sessions::downgrade, locks::list, locks::describe, locks::check_token, locks::break_hold,
         locks::set_limit, watch::watch, cluster::status, cluster::members, cluster::add, cluster::remove,
         cluster::transfer, cluster::backup, audit::audit, metrics::metrics, health::live, health::ready, document,

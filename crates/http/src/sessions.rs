@@ -1,6 +1,6 @@
 //! Sessions, and their requests: each is one call of the service, which may be repeated.
 
-use crate::view::{Mode, SessionView, content};
+use crate::view::{EndedSessionView, Mode, SessionView, content};
 use axum::Json;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -460,4 +460,34 @@ pub(crate) async fn list<O: Origin>(
     let page = calls.list_sessions(asked).await?.into_inner();
     let sessions = page.sessions.into_iter().map(SessionView::from).collect();
     Ok(Json(SessionsView { sessions, next_after: Some(page.next_after).filter(|after| *after > 0) }))
+}
+
+/// An order to end a session with all its holds and waiters.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EndSessionBody {
+    /// The session's id, as a list shows it.
+    session: u64,
+    /// The reason, for the audit trail.
+    #[schema(min_length = 1, max_length = 256)]
+    reason: String,
+    /// The name of the person who orders it, for the audit trail.
+    #[serde(default)]
+    by: String,
+    /// End it even if its client is attached. The client may still use its resources: only a fence excludes
+    /// it.
+    #[serde(default)]
+    now: bool,
+}
+
+/// Ends a session as if its client were gone, and records the reason: its lock-delay applies.
+#[utoipa::path(post, path = "/v1/end-session", tag = "sessions", request_body = EndSessionBody,
+    responses((status = 200, body = EndedSessionView)))]
+pub(crate) async fn end<O: Origin>(
+    Client(mut calls): Client<O>,
+    JsonBody(asked): JsonBody<EndSessionBody>,
+) -> Result<Json<EndedSessionView>, Problem> {
+    let EndSessionBody { session, reason, by, now } = asked;
+    let ended = calls.end_session(v1::EndSessionRequest { session, reason, by, now }).await?.into_inner();
+    Ok(Json(EndedSessionView { session, result: ended.result().into() }))
 }

@@ -262,6 +262,13 @@ pub enum Question {
     },
     /// Break a hold.
     Break(lockkeeper_core::Break),
+    /// End a session as if its client were gone.
+    EndSession {
+        /// The session.
+        session: SessionId,
+        /// Even if its client is attached.
+        now: bool,
+    },
     /// Store a permit limit, or delete it.
     SetLimit {
         /// The lock's name.
@@ -307,6 +314,8 @@ pub enum Answer {
     Checked(v1::CheckTokenResponse),
     /// See [`Question::Break`].
     Broken(v1::BreakResponse),
+    /// See [`Question::EndSession`].
+    SessionEnded(v1::EndSessionResult),
     /// See [`Question::SetLimit`].
     LimitSet,
     /// See [`Question::Backup`].

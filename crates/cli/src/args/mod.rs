@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use lockkeeper::Token;
 use lockkeeper::backends::{BACKENDS, KnownBackend};
@@ -39,7 +39,9 @@ pub use explain::{Explain, ExplainSettings};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget, FenceWrite};
 pub use gate::Gate;
 pub use run::{CommandArgs, Elect, JobArgs, LeaderArgs, PartitionsArgs, Run};
-pub use service::{Backup, LogFormat, Permits, Restore, Serve, Sessions, SetLimit};
+pub use service::{
+    Backup, LogFormat, Permits, Restore, Serve, Sessions, SessionsEnd, SessionsTask, SetLimit,
+};
 pub use tls::{TlsCommand, TlsInit, TlsIssue, TlsRenew, TlsShow};
 pub use torture::{HolderFault, Pause, TokenUse, Torture};
 
@@ -163,11 +165,13 @@ options.")]
     Watch(Ls),
     /// End another client's hold, after giving its holder time to stop
     #[command(
-        after_help = "Example:\n  lockkeeper break orders/42 --token 17 --reason 'hangs, see ticket 5'"
+        after_help = "Examples:\n  lockkeeper break orders/42 --token 17 --reason 'hangs, see ticket 5'\n  lockkeeper break --prefix orders --holder web1 --reason 'ticket 6'"
     )]
     Break(Break),
-    /// List the sessions of our own service
-    #[command(after_help = "Example:\n  lockkeeper sessions --locks lockkeeper://127.0.0.1")]
+    /// List the sessions of our own service, or end some
+    #[command(
+        after_help = "Examples:\n  lockkeeper sessions --locks lockkeeper://127.0.0.1\n  lockkeeper sessions end --label web1 --reason 'web1 is dead' --locks lockkeeper://127.0.0.1"
+    )]
     Sessions(Sessions),
     /// Store how many permits a semaphore has, for all clients
     #[command(after_help = "Example:\n  lockkeeper set-limit gpu 4 --locks lockkeeper://127.0.0.1")]
@@ -272,18 +276,32 @@ pub struct Show {
 
 /// `break`.
 #[derive(Args, Debug)]
+#[command(group = ArgGroup::new("which").args(["name", "prefix", "holder"]).required(true).multiple(true))]
 pub struct Break {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub service: ServiceArgs,
-    /// The lock's name
-    pub name: OsString,
+    /// The lock's name; or select many holds with `--prefix` and `--holder`
+    #[arg(requires = "token")]
+    pub name: Option<OsString>,
     /// The hold's token, as `show` prints it: a break never affects a later hold
-    #[arg(long, value_parser = token)]
-    pub token: Token,
+    #[arg(long, value_parser = token, requires = "name")]
+    pub token: Option<Token>,
+    /// Break all holds at this name and below it
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["name", "wait"])]
+    pub prefix: Option<OsString>,
+    /// Break all holds whose owner, as `ls` prints it, has these words: a host, `pid 71`
+    #[arg(long, value_name = "WORDS", conflicts_with_all = ["name", "wait"])]
+    pub holder: Option<String>,
+    /// Only list the holds that would be broken
+    #[arg(long, conflicts_with = "name")]
+    pub dry_run: bool,
+    /// Don't ask for a confirmation: needed without a terminal
+    #[arg(long, conflicts_with = "name")]
+    pub yes: bool,
     /// The reason, for the audit log and for the holder
-    #[arg(long, value_parser = reason)]
-    pub reason: String,
+    #[arg(long, value_parser = reason, required_unless_present = "dry_run")]
+    pub reason: Option<String>,
     /// The author of the break; the current user by default
     #[arg(long)]
     pub by: Option<String>,

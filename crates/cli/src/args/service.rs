@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 
 use super::ServiceArgs;
+use super::values::reason;
 use crate::settings::duration;
 
 /// `serve`.
@@ -220,10 +221,60 @@ fn connections(typed: &str) -> Result<usize, String> {
 
 /// `sessions`.
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Sessions {
+    /// What to do instead of listing them.
+    #[command(subcommand)]
+    pub task: Option<SessionsTask>,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub service: ServiceArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The tasks of `sessions`.
+#[derive(Subcommand, Debug)]
+pub enum SessionsTask {
+    /// End sessions with all that they hold and wait for, as if their clients were gone
+    #[command(
+        after_help = "Example:\n  lockkeeper sessions end --label web1 --reason 'web1 is dead' --locks lockkeeper://127.0.0.1"
+    )]
+    End(SessionsEnd),
+}
+
+/// `sessions end`.
+#[derive(Args, Debug)]
+#[command(group = ArgGroup::new("which").args(["ids", "label", "identity"]).required(true).multiple(true))]
+pub struct SessionsEnd {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: ServiceArgs,
+    /// The sessions, by id
+    #[arg(value_name = "ID", conflicts_with_all = ["label", "identity"])]
+    pub ids: Vec<u64>,
+    /// All sessions whose owner, as `sessions` prints it, has these words: a host, `pid 71`
+    #[arg(long, value_name = "WORDS")]
+    pub label: Option<String>,
+    /// All sessions of this identity, as the service has authenticated it
+    #[arg(long)]
+    pub identity: Option<String>,
+    /// The reason, for the audit log
+    #[arg(long, value_parser = reason, required_unless_present = "dry_run")]
+    pub reason: Option<String>,
+    /// The author; the current user by default
+    #[arg(long)]
+    pub by: Option<String>,
+    /// End also sessions whose client is attached: it may use its locks until it has stopped by itself
+    #[arg(long)]
+    pub now: bool,
+    /// Only list the sessions that would end
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Don't ask for a confirmation: needed without a terminal
+    #[arg(long)]
+    pub yes: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -4,6 +4,7 @@ mod access;
 mod advise;
 mod backup;
 mod bench;
+mod bulk;
 mod cluster;
 mod doctor;
 #[cfg(feature = "dynamodb")]
@@ -32,7 +33,7 @@ use std::time::Duration;
 use clap::CommandFactory;
 use tokio::runtime::Builder;
 
-use crate::args::{Cli, Command};
+use crate::args::{Cli, Command, Sessions, SessionsTask};
 use crate::exit::{Failure, INTERNAL, IO, OK};
 use crate::progress::ProgressLine;
 
@@ -69,7 +70,11 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Ls(args) => block_on(patiently(inspect::ls(args))),
         Command::Show(args) => block_on(patiently(inspect::show(args))),
         Command::Watch(args) => block_on(watch::watch(args)),
+        Command::Break(args) if args.name.is_none() => block_on(bulk::break_holds(args)),
         Command::Break(args) => block_on(patiently(operate::break_hold(args))),
+        Command::Sessions(Sessions { task: Some(SessionsTask::End(args)), .. }) => {
+            block_on(bulk::end_sessions(args))
+        }
         Command::Sessions(args) => block_on(patiently(inspect::sessions(args))),
         Command::SetLimit(args) => block_on(patiently(operate::set_limit(args))),
         Command::Cluster(task) => block_on(patiently(cluster::cluster(task))),

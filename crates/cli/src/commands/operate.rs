@@ -23,12 +23,15 @@ pub(super) fn operator() -> String {
 }
 
 pub(super) async fn break_hold(args: Break) -> Result<u8, Failure> {
-    let name = settings::lock_name(&args.name)?;
+    let (Some(name), Some(token)) = (args.name, args.token) else {
+        unreachable!("the arguments have a name with a token, or select holds");
+    };
+    let name = settings::lock_name(&name)?;
     let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
     let locks = settings::connect(&url, "break").await?;
     let by = args.by.unwrap_or_else(operator);
-    let order = BreakOrder { name, token: args.token, reason: args.reason, by, now: args.now };
-    let (name, token) = (order.name.clone(), order.token);
+    let order =
+        BreakOrder { name: name.clone(), token, reason: args.reason.unwrap_or_default(), by, now: args.now };
     let broken = locks.break_hold(order).await?;
     let is_over = match args.wait {
         Some(limit) if broken == Broken::Done => Some(until_over(&locks, &name, token, limit).await?),

@@ -3,6 +3,7 @@
 mod advise;
 mod bad_input;
 mod documents;
+mod ending;
 mod explain;
 mod fencing;
 mod jobs;

@@ -29,8 +29,8 @@ use crate::error::{AcquireError, HoldError, Lost, ReleaseError, VerifyError};
 use crate::kind::{Fenced, Kind, Unfenced};
 use crate::lock::run_result;
 use crate::{
-    BreakOrder, Broken, Capabilities, ChangeError, LockInfo, SessionInfo, ShutdownReport, Token, Wait,
-    WatchEvent,
+    BreakOrder, Broken, Capabilities, ChangeError, EndSessionOrder, EndedSession, LockInfo, SessionInfo,
+    ShutdownReport, Token, Wait, WatchEvent,
 };
 
 pub use recipes::{Election, LeaderWatch, Partition, PartitionMember, Partitions, Striped};
@@ -223,6 +223,14 @@ impl<F: Kind> Locks<F> {
     /// Those of the async method.
     pub fn sessions(&self) -> Result<Vec<SessionInfo>, BackendError> {
         self.runtime.wait(self.locks.sessions())
+    }
+
+    /// See [`crate::Locks::end_session`].
+    ///
+    /// # Errors
+    /// Those of the async method.
+    pub fn end_session(&self, order: EndSessionOrder) -> Result<EndedSession, BackendError> {
+        self.runtime.wait(self.locks.end_session(order))
     }
 
     /// See [`crate::Locks::watch`].

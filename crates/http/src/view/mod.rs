@@ -17,7 +17,7 @@ pub use lock::{
     BreakResult, BreakView, HoldStateView, HoldView, LockView, Mode, TokenStateView, TokenView, WaiterView,
 };
 pub use node::{DiskView, MemberView, MembersView, NodeView, PartView, RoleView};
-pub use session::SessionView;
+pub use session::{EndSessionResult, EndedSessionView, SessionView};
 use utoipa::PartialSchema;
 use utoipa::openapi::{RefOr, Schema};
 
@@ -31,6 +31,8 @@ pub fn schemas() -> Vec<(&'static str, RefOr<Schema>)> {
         ("Mode", Mode::schema()),
         ("Waiter", WaiterView::schema()),
         ("Session", SessionView::schema()),
+        ("EndedSession", EndedSessionView::schema()),
+        ("EndSessionResult", EndSessionResult::schema()),
         ("Token", TokenView::schema()),
         ("TokenState", TokenStateView::schema()),
         ("Break", BreakView::schema()),

@@ -44,3 +44,36 @@ impl From<v1::Session> for SessionView {
         Self { session: id, label, identity, ttl_ms, left_ms, lock_delay_ms, linger_ms, requests, attached }
     }
 }
+
+/// What the order to end a session has done.
+#[derive(Serialize, ToSchema)]
+#[schema(as = EndedSession)]
+pub struct EndedSessionView {
+    /// The session's id.
+    pub session: u64,
+    /// `done`: it has ended, with all its holds and waiters; `gone`: there is no such session any more;
+    /// `attached`: its client is attached, and the session goes on: only `now` ends it.
+    pub result: EndSessionResult,
+}
+
+/// How the order to end a session went.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum EndSessionResult {
+    /// It has ended, with all its holds and waiters.
+    Done,
+    /// There is no such session any more.
+    Gone,
+    /// Its client is attached, and the session goes on.
+    Attached,
+}
+
+impl From<v1::EndSessionResult> for EndSessionResult {
+    fn from(result: v1::EndSessionResult) -> Self {
+        match result {
+            v1::EndSessionResult::Done => Self::Done,
+            v1::EndSessionResult::Gone | v1::EndSessionResult::Unspecified => Self::Gone,
+            v1::EndSessionResult::Attached => Self::Attached,
+        }
+    }
+}

@@ -185,7 +185,7 @@ impl Replica {
         // A follower sends no results, and a new leader reads its timers from the table at its zero point.
         if self.lead.is_ready() {
             self.activity.applied(&summary, &reply, &effects);
-            self.answer_origin(origin, summary, reply);
+            self.answer_origin(origin, summary, reply, &effects);
             effects.drain(..).for_each(|effect| self.tell_effect(effect));
         } else if let Origin::Ask(ask) = origin {
             // This node lost leadership while the entry was being applied.
@@ -197,7 +197,7 @@ impl Replica {
         Ok(())
     }
 
-    fn answer_origin(&mut self, origin: Origin, summary: CommandSummary, reply: Reply) {
+    fn answer_origin(&mut self, origin: Origin, summary: CommandSummary, reply: Reply, effects: &[Effect]) {
         match origin {
             Origin::Session { from, session, seq } => {
                 match (&summary, &reply) {
@@ -263,7 +263,7 @@ impl Replica {
                 self.tell(from, v1::ServerItem { session, seq: 0, what: Some(what) });
             }
             Origin::Ask(ask) => {
-                let answer = operator_answer(&summary, reply);
+                let answer = operator_answer(&summary, reply, effects);
                 self.outputs.push(Output::Answer(ask, answer));
             }
             Origin::Leader => {}
@@ -334,7 +334,7 @@ impl Replica {
     }
 }
 
-fn operator_answer(summary: &CommandSummary, reply: Reply) -> Answer {
+fn operator_answer(summary: &CommandSummary, reply: Reply, effects: &[Effect]) -> Answer {
     use v1::BreakResult::{Done, NotCurrent, StillClosed};
     let broken = |result: v1::BreakResult, live: Vec<u64>| {
         Answer::Broken(v1::BreakResponse { result: result.into(), live })
@@ -343,6 +343,11 @@ fn operator_answer(summary: &CommandSummary, reply: Reply) -> Answer {
         Reply::Refused(rejection) => Answer::Refused(answer::refused(&rejection)),
         Reply::NotCurrent { live } => broken(NotCurrent, live.into_iter().map(Token::get).collect()),
         Reply::StillClosed => broken(StillClosed, Vec::new()),
+        // An expiry is answered so whether there was such a session or not (S2); its effect differs.
+        Reply::SessionGone => Answer::SessionEnded(match effects {
+            [Effect::SessionEnded { .. }, ..] => v1::EndSessionResult::Done,
+            _ => v1::EndSessionResult::Gone,
+        }),
         _ if matches!(summary, CommandSummary::SetLimit) => Answer::LimitSet,
         _ => broken(Done, Vec::new()),
     }

@@ -30,6 +30,11 @@ impl Replica {
     pub(super) fn asked(&mut self, ask: AskId, question: Question) {
         let command = match question {
             Question::Break(order) => Command::Break(order),
+            Question::EndSession { session, now } if !now && self.is_attached(session) => {
+                let attached = Answer::SessionEnded(v1::EndSessionResult::Attached);
+                return self.outputs.push(Output::Answer(ask, attached));
+            }
+            Question::EndSession { session, .. } => Command::ExpireSession { session },
             Question::SetLimit { name, limit } => Command::SetLimit { name, limit },
             Question::Change(change) => return self.change_asked(ask, change),
             Question::Transfer { to } => return self.transfer_asked(ask, to),
@@ -53,6 +58,7 @@ impl Replica {
             // These never wait for a quorum read: `asked` proposes the operators' commands, and `handle`
             // answers `Status` and `Load`.
             Question::Break(_)
+            | Question::EndSession { .. }
             | Question::SetLimit { .. }
             | Question::Change(_)
             | Question::Transfer { .. }
@@ -148,7 +154,7 @@ impl Replica {
                     lock_delay_ms: session.lock_delay_ms,
                     linger_ms: session.linger_ms,
                     requests: session.requests as u64,
-                    attached: lease.is_some_and(|lease| lease.attached != Attached::Nowhere),
+                    attached: self.is_attached(session.id),
                     left_ms: millis(left),
                 }
             })
@@ -156,6 +162,11 @@ impl Replica {
         let more = following.next().is_some();
         let next_after = sessions.last().filter(|_| more).map_or(0, |session| session.id);
         v1::ListSessionsResponse { sessions, next_after }
+    }
+
+    /// Whether the session's client has a stream open, or makes calls instead.
+    fn is_attached(&self, session: SessionId) -> bool {
+        self.book.lease(session).is_some_and(|lease| lease.attached != Attached::Nowhere)
     }
 
     fn check_token(&self, name: &LockName, token: u64) -> v1::CheckTokenResponse {

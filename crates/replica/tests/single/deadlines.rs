@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::Break;
+use lockkeeper_core::{Break, SessionId};
 use lockkeeper_replica::{Answer, Event, Question, StreamCloseCause, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, server_item::What};
@@ -203,4 +203,27 @@ fn node_that_ended_its_streams_expires_no_session() {
     assert!(node.ended.contains_key(&stream));
     node.pass(Duration::from_secs(5));
     assert_eq!(node.digest(), before);
+}
+
+/// An order to end a session whose client is attached needs `now`; a repeat finds it gone.
+#[test]
+fn operator_ends_a_session() {
+    let (mut node, stream, session) = holding(10_000, 1_000);
+    let order = |now| Question::EndSession { session: SessionId(session), now };
+    let ended = |node: &mut Node, now| match node.ask(order(now)) {
+        Answer::SessionEnded(result) => result,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(ended(&mut node, false), v1::EndSessionResult::Attached);
+    assert!(!is_free(&mut node, "x"));
+    assert_eq!(ended(&mut node, true), v1::EndSessionResult::Done);
+    let heard = node.heard(stream);
+    assert!(heard.iter().any(|item| matches!(item.what, Some(What::SessionGone(_)))), "{heard:?}");
+    assert_eq!(ended(&mut node, true), v1::EndSessionResult::Gone);
+    assert!(is_free(&mut node, "x"));
+
+    let (mut node, stream, session) = holding(10_000, 0);
+    node.close(stream, StreamCloseCause::Client);
+    let order = Question::EndSession { session: SessionId(session), now: false };
+    assert_eq!(node.ask(order), Answer::SessionEnded(v1::EndSessionResult::Done), "nobody is attached");
 }

@@ -808,6 +808,23 @@ pub struct BreakResponse {
     pub live: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EndSessionRequest {
+    #[prost(uint64, tag = "1")]
+    pub session: u64,
+    #[prost(string, tag = "2")]
+    pub reason: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub by: ::prost::alloc::string::String,
+    /// End it even if its client is attached: there is no mutual exclusion until the client has stopped by itself.
+    #[prost(bool, tag = "4")]
+    pub now: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EndSessionResponse {
+    #[prost(enumeration = "EndSessionResult", tag = "1")]
+    pub result: i32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SetLimitRequest {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
@@ -1133,6 +1150,41 @@ impl BreakResult {
             "BREAK_RESULT_DONE" => Some(Self::Done),
             "BREAK_RESULT_NOT_CURRENT" => Some(Self::NotCurrent),
             "BREAK_RESULT_STILL_CLOSED" => Some(Self::StillClosed),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum EndSessionResult {
+    Unspecified = 0,
+    /// It has ended, with all its holds and waiters.
+    Done = 1,
+    /// No live session has this id. Ids are never used again, so this is also the answer to a repetition.
+    Gone = 2,
+    /// Its client is attached, and the session goes on: only `now` ends it.
+    Attached = 3,
+}
+impl EndSessionResult {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "END_SESSION_RESULT_UNSPECIFIED",
+            Self::Done => "END_SESSION_RESULT_DONE",
+            Self::Gone => "END_SESSION_RESULT_GONE",
+            Self::Attached => "END_SESSION_RESULT_ATTACHED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "END_SESSION_RESULT_UNSPECIFIED" => Some(Self::Unspecified),
+            "END_SESSION_RESULT_DONE" => Some(Self::Done),
+            "END_SESSION_RESULT_GONE" => Some(Self::Gone),
+            "END_SESSION_RESULT_ATTACHED" => Some(Self::Attached),
             _ => None,
         }
     }
@@ -1520,6 +1572,31 @@ pub mod lockkeeper_client {
                 .insert(GrpcMethod::new("lockkeeper.v1.Lockkeeper", "Break"));
             self.inner.unary(req, path, codec).await
         }
+        /// Ends a session with all its holds and waiters, as if its client were gone: lock-delay applies (S3).
+        pub async fn end_session(
+            &mut self,
+            request: impl tonic::IntoRequest<super::EndSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::EndSessionResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/lockkeeper.v1.Lockkeeper/EndSession",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("lockkeeper.v1.Lockkeeper", "EndSession"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Stores or removes a name's number of permits (L4).
         pub async fn set_limit(
             &mut self,
@@ -1773,6 +1850,14 @@ pub mod lockkeeper_server {
             &self,
             request: tonic::Request<super::BreakRequest>,
         ) -> std::result::Result<tonic::Response<super::BreakResponse>, tonic::Status>;
+        /// Ends a session with all its holds and waiters, as if its client were gone: lock-delay applies (S3).
+        async fn end_session(
+            &self,
+            request: tonic::Request<super::EndSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::EndSessionResponse>,
+            tonic::Status,
+        >;
         /// Stores or removes a name's number of permits (L4).
         async fn set_limit(
             &self,
@@ -2246,6 +2331,51 @@ pub mod lockkeeper_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = BreakSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/lockkeeper.v1.Lockkeeper/EndSession" => {
+                    #[allow(non_camel_case_types)]
+                    struct EndSessionSvc<T: Lockkeeper>(pub Arc<T>);
+                    impl<
+                        T: Lockkeeper,
+                    > tonic::server::UnaryService<super::EndSessionRequest>
+                    for EndSessionSvc<T> {
+                        type Response = super::EndSessionResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::EndSessionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Lockkeeper>::end_session(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = EndSessionSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

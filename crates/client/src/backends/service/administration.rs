@@ -1,8 +1,8 @@
 //! What operators do with the service itself.
 
 use lockkeeper_backend::{
-    Administration, BackendError, Backup, BoxFuture, ClusterInfo, MembersChange, NodeReport, ServiceStatus,
-    SessionInfo,
+    Administration, BackendError, Backup, BoxFuture, ClusterInfo, EndSessionOrder, EndedSession,
+    MembersChange, NodeReport, ServiceStatus, SessionInfo,
 };
 use lockkeeper_core::LockName;
 use lockkeeper_wire::v1;
@@ -28,6 +28,17 @@ impl Administration for Service {
                 after = page.next_after;
             }
         })
+    }
+
+    fn end_session(&self, order: EndSessionOrder) -> BoxFuture<'static, Result<EndedSession, BackendError>> {
+        let EndSessionOrder { session, reason, by, now } = order;
+        let asked = v1::EndSessionRequest { session, reason, by, now };
+        // Safe to repeat: ids of sessions are never reused (S1).
+        let answer = self.asker.ask(Repeat::Again, move |mut client: GrpcClient| {
+            let asked = asked.clone();
+            async move { client.end_session(asked).await }
+        });
+        Box::pin(async move { describe::ended_session(answer.await?) })
     }
 
     fn backup(&self) -> Result<Backup, BackendError> {

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use lockkeeper_backend::{
-    BackendError, BackendErrorKind, Broken, HolderInfo, HolderState, LockInfo, NodeDisk, NodeRole,
+    BackendError, BackendErrorKind, Broken, EndedSession, HolderInfo, HolderState, LockInfo, NodeDisk, NodeRole,
     ServiceStatus, SessionInfo, WaiterInfo, decode_meta,
 };
 use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus, WallTime};
@@ -149,6 +149,15 @@ pub(super) fn broken(broken: &v1::BreakResponse) -> Result<Broken, BackendError>
         v1::BreakResult::NotCurrent => Ok(Broken::NotCurrent { live: tokens(&broken.live)? }),
         v1::BreakResult::StillClosed => Ok(Broken::StillClosed),
         v1::BreakResult::Unspecified => Err(nonsense("the result of a break is unknown")),
+    }
+}
+
+pub(super) fn ended_session(answer: v1::EndSessionResponse) -> Result<EndedSession, BackendError> {
+    match answer.result() {
+        v1::EndSessionResult::Done => Ok(EndedSession::Done),
+        v1::EndSessionResult::Gone => Ok(EndedSession::Gone),
+        v1::EndSessionResult::Attached => Ok(EndedSession::Attached),
+        v1::EndSessionResult::Unspecified => Err(nonsense("the result of ending a session is unknown")),
     }
 }
 

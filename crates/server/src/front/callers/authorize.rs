@@ -170,6 +170,7 @@ fn needed(path: &str, body: &[u8]) -> Result<Option<(Permission, Option<LockName
             (Permission::Read, fields::optional_name("prefix", &message::<v1::ListRequest>(body)?.prefix)?)
         }
         "ListSessions" => (Permission::Read, None),
+        "EndSession" => (Permission::Break, None),
         "Watch" => {
             (Permission::Read, fields::optional_name("prefix", &message::<v1::WatchRequest>(body)?.prefix)?)
         }
@@ -227,6 +228,7 @@ mod tests {
         for call in ["List", "Watch", "ListSessions"] {
             assert_eq!(needed(&path(call), &all).unwrap(), Some((Permission::Read, None)), "{call}");
         }
+        assert_eq!(needed(&path("EndSession"), &all).unwrap(), Some((Permission::Break, None)));
         for call in ["Backup", "ChangeMembers", "Transfer"] {
             assert_eq!(needed(&path(call), &all).unwrap(), Some((Permission::Admin, None)), "{call}");
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use lockkeeper_core::{Break, Page, Token, limits};
+use lockkeeper_core::{Break, Page, SessionId, Token, limits, validate};
 use lockkeeper_replica::{Answer, Change, Question};
 use lockkeeper_wire::v1::lockkeeper_server::Lockkeeper;
 use lockkeeper_wire::v1::{self, StreamEndReason, change_members_request};
@@ -166,6 +166,40 @@ impl Lockkeeper for Api {
         };
         match self.0.order(&metadata, &from.identity, question, record, complete).await? {
             Answer::Broken(response) => Ok(Response::new(response)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn end_session(
+        &self,
+        request: Request<v1::EndSessionRequest>,
+    ) -> Result<Response<v1::EndSessionResponse>, Status> {
+        let (metadata, extensions, asked) = request.into_parts();
+        let from = caller(&extensions)?;
+        let by = author(&from.identity, asked.by);
+        validate::break_texts(&asked.reason, &by)
+            .map_err(|rejection| Status::invalid_argument(rejection.to_string()))?;
+        let mut detail = format!("session {}", asked.session);
+        if asked.now {
+            detail += ", now";
+        }
+        if !by.is_empty() {
+            detail += &format!(", by {by}");
+        }
+        let record = AuditRecord { detail, reason: asked.reason, ..by_caller("end-session", from) };
+        let question = Question::EndSession { session: SessionId(asked.session), now: asked.now };
+        let complete = |answer: &Answer, record: &mut AuditRecord| {
+            let result = match answer {
+                Answer::SessionEnded(v1::EndSessionResult::Attached) => "attached",
+                Answer::SessionEnded(v1::EndSessionResult::Gone) => "gone",
+                _ => return,
+            };
+            record.result = result.to_owned();
+        };
+        match self.0.order(&metadata, &from.identity, question, record, complete).await? {
+            Answer::SessionEnded(result) => {
+                Ok(Response::new(v1::EndSessionResponse { result: result.into() }))
+            }
             _ => Err(unexpected()),
         }
     }

@@ -362,6 +362,13 @@ impl Lockkeeper for Node {
         not_here()
     }
 
+    async fn end_session(
+        &self,
+        _: Request<v1::EndSessionRequest>,
+    ) -> Result<Response<v1::EndSessionResponse>, Status> {
+        not_here()
+    }
+
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         not_here()
     }

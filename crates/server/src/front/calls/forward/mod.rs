@@ -72,6 +72,8 @@ fn kind(path: &str) -> Option<CallKind> {
         "Watch" | "Backup" => Some(CallKind::Stream),
         // A break names a token, and tokens are never issued again, so a repeat breaks nothing else.
         "Describe" | "List" | "ListSessions" | "CheckToken" | "Break" => Some(CallKind::Again),
+        // Nor are ids of sessions.
+        "EndSession" => Some(CallKind::Again),
         // A session is known by its secret, its requests by their seqs (P7).
         "SessionCall" => Some(CallKind::Again),
         // A change that was already made counts as success.
