@@ -14,6 +14,8 @@ import java.util.concurrent.atomic.AtomicBoolean;
 final class Attempt {
     final Lock lock;
     private final Locks locks;
+    /** Nanoseconds; {@link Long#MAX_VALUE}: without end. */
+    private final long wait;
     private final boolean waits;
     /** The end of the wait, by {@link System#nanoTime}; null: none. */
     private final Long until;
@@ -22,14 +24,35 @@ final class Attempt {
     private final AtomicBoolean isOver = new AtomicBoolean();
     private boolean isAsync;
     private Future<?> alarm;
-    /** The request; {@code number} is 0 before it is sent. Of the thread in {@link #begin}, then of the session. */
-    private volatile Session session;
-    private volatile long number;
+    /** The last one, of the thread in {@link #begin}, then of its session. */
+    private volatile Request request;
+
+    /** A request in a session. It counts there once its body is made: before that, {@code number} is 0. */
+    private final class Request {
+        final Session session;
+        volatile long number;
+
+        Request(Session session) {
+            this.session = session;
+        }
+
+        /** Made in the order of the numbers, which is the order in which the calls are written. */
+        String body() {
+            if (number == 0) {
+                number = session.next();
+            }
+            return Json.of("session", session.id, "request", number, "done_through", session.doneThrough(number),
+                    "mode", lock.mode, "permits", lock.permits, "subtree", lock.subtree ? true : null, "also",
+                    lock.names.size() > 1 ? lock.names.subList(1, lock.names.size()) : null, "wait", waits, "poll_ms",
+                    waits ? 0 : null, "value", lock.value).toString();
+        }
+    }
 
     /** @param wait nanoseconds; {@link Long#MAX_VALUE}: without end */
     Attempt(Locks locks, Lock lock, long wait) {
         this.locks = locks;
         this.lock = lock;
+        this.wait = wait;
         waits = wait > 0;
         until = wait == Long.MAX_VALUE || !waits ? null : System.nanoTime() + wait;
     }
@@ -46,7 +69,7 @@ final class Attempt {
             abandon();
             throw interrupt;
         } catch (ExecutionException error) {
-            throw (LockException) error.getCause();
+            throw (RuntimeException) error.getCause();
         }
     }
 
@@ -58,6 +81,7 @@ final class Attempt {
                 abandon();
             }
         });
+        setAlarm();
         locks.attempts.execute(this::again);
         return result;
     }
@@ -69,7 +93,7 @@ final class Attempt {
             if (hold != null) {
                 granted(hold);
             }
-        } catch (LockException error) {
+        } catch (RuntimeException error) {
             failed(error);
         } catch (InterruptedException unused) {
             failed(new LockException.Closed());
@@ -85,21 +109,21 @@ final class Attempt {
             long silent = System.nanoTime() + locks.ttlMillis * 1_000_000;
             silent = until == null ? silent : Math.min(silent, until);
             Session session = locks.session(silent);
-            this.session = session;
-            number = 0;
+            Request mine = new Request(session);
+            request = mine;
             boolean isSettled = false;
             try {
-                Answer answer = session.ask("POST", "/v1/locks/" + Lock.encoded(lock.names.get(0)), this::body, silent);
+                Answer answer = session.acquire(Lock.encoded(lock.names.get(0)), mine::body, silent);
                 switch (answer.code()) {
                     case "":
                         String state = answer.body().text("state");
                         if ("held".equals(state)) {
-                            Hold hold = session.granted(this, number, answer.body());
-                            isSettled = hold != null;
+                            Hold hold = hold(session, mine.number, answer.body());
+                            isSettled = session.keep(hold);
                             if (isSettled) {
                                 return hold;
                             }
-                        } else if ("queued".equals(state) && session.enqueue(this, number)) {
+                        } else if ("queued".equals(state) && session.enqueue(this, mine.number)) {
                             isSettled = true;
                             return null;
                         }
@@ -116,32 +140,21 @@ final class Attempt {
                         throw new LockException.Busy(lock + ": " + answer.body().text("detail"));
                     default:
                         // An earlier attempt of the same call may have been granted.
-                        throw new LockException.Refused(answer.code(), lock + ": " + answer.body().text("detail"));
+                        throw answer.refusal(lock + ": ");
                 }
             } finally {
-                if (number > 0 && isSettled) {
-                    session.settled(number);
-                } else if (number > 0) {
-                    session.abandon(number);
+                if (mine.number > 0 && isSettled) {
+                    session.settled(mine.number);
+                } else if (mine.number > 0) {
+                    session.abandon(mine.number);
                 }
             }
         }
         return null;
     }
 
-    /** Made in the order of the numbers, which is the order in which the calls are written. */
-    private String body() {
-        if (number == 0) {
-            number = session.next();
-        }
-        return Json.of("session", session.id, "request", number, "done_through", session.doneThrough(), "mode",
-                lock.mode, "permits", lock.permits, "subtree", lock.subtree ? true : null, "also",
-                lock.names.size() > 1 ? lock.names.subList(1, lock.names.size()) : null, "wait", waits, "poll_ms",
-                waits ? 0 : null, "value", lock.value).toString();
-    }
-
     /** The hold that an answer of the service describes. */
-    Hold hold(long number, Json.Fields granted) {
+    Hold hold(Session session, long number, Json.Fields granted) {
         List<Integer> slots = new ArrayList<>();
         for (Object slot : granted.list("slots")) {
             slots.add(((Json.Fields) slot).number("slot").intValue());
@@ -153,8 +166,8 @@ final class Attempt {
         return isOver.get();
     }
 
-    /** The request waits in the queue. */
-    void queued() {
+    /** For the end of the wait, which the thread in {@link #begin} looks after if it is the caller's. */
+    void setAlarm() {
         if (until != null && alarm == null) {
             alarm = locks.timer.schedule(this::timeOut, until - System.nanoTime(), TimeUnit.NANOSECONDS);
         }
@@ -163,11 +176,16 @@ final class Attempt {
     private void timeOut() {
         if (isOver.compareAndSet(false, true)) {
             // Only the answer shows for certain that nothing is held.
-            CompletableFuture<Void> left = session.abandon(number);
-            left.orTimeout(locks.ttlMillis / 3, TimeUnit.MILLISECONDS).whenComplete((done, silence) ->
-                    complete(() -> result.completeExceptionally(silence == null
-                            ? new LockException.TimedOut("the lock " + lock + " was not free in time")
-                            : new LockException.Unreachable("no answer of " + locks.nodes + " in time", null))));
+            Request last = request;
+            String limit = " within " + TimeUnit.NANOSECONDS.toMillis(wait) + " ms";
+            CompletableFuture<Void> left = last == null || last.number == 0
+                    ? CompletableFuture.failedFuture(new IllegalStateException("nothing is requested at the moment"))
+                    : last.session.abandon(last.number).copy().orTimeout(2 * locks.attemptMillis, TimeUnit.MILLISECONDS);
+            left.whenComplete((done, silence) -> complete(() -> result.completeExceptionally(silence == null
+                    ? new LockException.TimedOut("the lock " + lock + " was not free" + limit
+                            + "; wait longer, or look who holds it: lockkeeper show " + lock.names.get(0))
+                    : new LockException.Unreachable("no answer of " + locks.nodes + limit + " whether the lock " + lock
+                            + " was free; is the service up?", silence))));
         }
     }
 
@@ -180,7 +198,7 @@ final class Attempt {
         });
     }
 
-    void failed(LockException error) {
+    void failed(RuntimeException error) {
         if (isOver.compareAndSet(false, true)) {
             complete(() -> result.completeExceptionally(error));
         }
@@ -190,8 +208,8 @@ final class Attempt {
     private void abandon() {
         if (!isOver.compareAndSet(false, true)) {
             result.thenAccept(hold -> hold.session.drop(hold));
-        } else if (session != null) {
-            session.dequeue(this, number);
+        } else if (request != null) {
+            request.session.dequeue(this, request.number);
         }
     }
 

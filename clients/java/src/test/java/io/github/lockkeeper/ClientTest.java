@@ -94,7 +94,7 @@ final class ClientTest {
     private static Json.Fields shown(Locks locks, String name) {
         try {
             long until = System.nanoTime() + PATIENCE.toNanos();
-            return locks.ask(null, "GET", "/v1/locks/" + name, null, null, until).body();
+            return locks.ask(new Nodes.Call("GET", "/v1/locks/" + name, null, null, null, "holds"), until).body();
         } catch (InterruptedException interrupt) {
             throw new AssertionError(interrupt);
         }
@@ -279,7 +279,8 @@ final class ClientTest {
                 hold.onLost(() -> told.complete(null));
                 Json.Fields call = Json.of("name", "breaks", "token", hold.token(), "reason", "a test", "now", now);
                 long until = System.nanoTime() + PATIENCE.toNanos();
-                is(locks.ask(null, "POST", "/v1/break", call::toString, null, until).status() == 200, "the break");
+                Nodes.Call order = new Nodes.Call("POST", "/v1/break", null, call::toString, null, null);
+                is(locks.ask(order, until).status() == 200, "the break");
                 is(hold.lost().get(60, TimeUnit.SECONDS) == Cause.BROKEN, "the cause");
                 told.get(60, TimeUnit.SECONDS);
                 is(hold.validFor().isZero(), hold.validFor());
