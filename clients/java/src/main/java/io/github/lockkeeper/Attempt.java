@@ -155,11 +155,15 @@ final class Attempt {
 
     /** The hold that an answer of the service describes. */
     Hold hold(Session session, long number, Json.Fields granted) {
-        List<Integer> slots = new ArrayList<>();
-        for (Object slot : granted.list("slots")) {
-            slots.add(((Json.Fields) slot).number("slot").intValue());
+        try {
+            List<Integer> slots = new ArrayList<>();
+            for (Object slot : granted.list("slots")) {
+                slots.add(((Json.Fields) slot).number("slot").intValue());
+            }
+            return new Hold(session, number, lock, granted.number("token"), slots);
+        } catch (ClassCastException | NullPointerException error) {
+            throw new LockException.Refused("internal", "a grant of " + lock + " that can't be read: " + granted);
         }
-        return new Hold(session, number, lock, granted.number("token"), slots);
     }
 
     boolean isOver() {
