@@ -14,9 +14,8 @@ import java.util.concurrent.atomic.AtomicBoolean;
 final class Attempt {
     final Lock lock;
     private final Locks locks;
-    /** Nanoseconds; {@link Long#MAX_VALUE}: without end. */
+    /** Nanoseconds; 0: not at all; {@link Long#MAX_VALUE}: without end. */
     private final long wait;
-    private final boolean waits;
     /** The end of the wait, by {@link System#nanoTime}; null: none. */
     private final Long until;
     private final CompletableFuture<Hold> result = new CompletableFuture<>();
@@ -43,8 +42,8 @@ final class Attempt {
             }
             return Json.of("session", session.id, "request", number, "done_through", session.doneThrough(number),
                     "mode", lock.mode, "permits", lock.permits, "subtree", lock.subtree ? true : null, "also",
-                    lock.names.size() > 1 ? lock.names.subList(1, lock.names.size()) : null, "wait", waits, "poll_ms",
-                    waits ? 0 : null, "value", lock.value).toString();
+                    lock.names.size() > 1 ? lock.names.subList(1, lock.names.size()) : null, "wait", wait > 0, "poll_ms",
+                    wait > 0 ? 0 : null, "value", lock.value).toString();
         }
     }
 
@@ -53,8 +52,7 @@ final class Attempt {
         this.locks = locks;
         this.lock = lock;
         this.wait = wait;
-        waits = wait > 0;
-        until = wait == Long.MAX_VALUE || !waits ? null : System.nanoTime() + wait;
+        until = wait == Long.MAX_VALUE || wait == 0 ? null : System.nanoTime() + wait;
     }
 
     /** Acquires on the caller's thread. */
@@ -179,17 +177,18 @@ final class Attempt {
 
     private void timeOut() {
         if (isOver.compareAndSet(false, true)) {
-            // Only the answer shows for certain that nothing is held.
             Request last = request;
-            String limit = " within " + TimeUnit.NANOSECONDS.toMillis(wait) + " ms";
+            // Only the answer shows for certain that nothing is held.
             CompletableFuture<Void> left = last == null || last.number == 0
                     ? CompletableFuture.failedFuture(new IllegalStateException("nothing is requested at the moment"))
-                    : last.session.abandon(last.number).copy().orTimeout(2 * locks.attemptMillis, TimeUnit.MILLISECONDS);
-            left.whenComplete((done, silence) -> complete(() -> result.completeExceptionally(silence == null
-                    ? new LockException.TimedOut("the lock " + lock + " was not free" + limit
-                            + "; wait longer, or look who holds it: lockkeeper show " + lock.names.get(0))
-                    : new LockException.Unreachable("no answer of " + locks.nodes + limit + " whether the lock " + lock
-                            + " was free; is the service up?", silence))));
+                    : last.session.abandon(last.number).copy();
+            String within = " within " + TimeUnit.NANOSECONDS.toMillis(wait) + " ms";
+            left.orTimeout(2 * locks.attemptMillis, TimeUnit.MILLISECONDS).whenComplete((done, silence) ->
+                    complete(() -> result.completeExceptionally(silence == null
+                            ? new LockException.TimedOut("the lock " + lock + " was not free" + within
+                                    + "; wait longer, or see who holds it: lockkeeper show " + lock.names.get(0))
+                            : new LockException.Unreachable("no answer of " + locks.nodes + within
+                                    + " whether the lock " + lock + " was free; is the service up?", silence))));
         }
     }
 

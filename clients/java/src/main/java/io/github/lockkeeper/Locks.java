@@ -25,7 +25,7 @@ public final class Locks implements AutoCloseable {
     final long leaseNanos;
     /** The limit of one attempt of a call, so that a node that hangs leaves time for another one. */
     final long attemptMillis;
-    /** Acquires without a thread of their own. After {@link #close} they run on the caller's, and fail at once. */
+    /** Acquires without a thread of their own. After {@link #close} they fail at once, on the caller's. */
     final ExecutorService attempts = pool("attempts", 32, (task, closed) -> task.run());
     /** Polls and releases in the background, at most six at a time for each session. */
     final ExecutorService background = pool("background", 16, new ThreadPoolExecutor.DiscardPolicy());
@@ -102,7 +102,7 @@ public final class Locks implements AutoCloseable {
             return live;
         }
         if (!opening.tryLock(until - System.nanoTime(), TimeUnit.NANOSECONDS)) {
-            throw new LockException.Unreachable("no answer of " + nodes + " in time: a session is still being opened", null);
+            throw new LockException.Unreachable("no answer of " + nodes + " in time to the opening of a session", null);
         }
         try {
             while (session == null || session.isOver()) {
@@ -142,13 +142,12 @@ public final class Locks implements AutoCloseable {
             try {
                 long left = (until - System.nanoTime()) / 1_000_000;
                 Answer answer = nodes.call(call, Math.max(1, Math.min(left, attemptMillis)));
-                if (!answer.isTransient()) {
-                    if (!answer.mayDiffer() || ++refusals >= nodes.count()) {
-                        return answer;
-                    }
+                if (answer.mayDiffer() && ++refusals < nodes.count()) {
                     continue;
+                } else if (!answer.isTransient()) {
+                    return answer;
                 }
-                why = answer.body().text("detail");
+                why = answer.refusal("").getMessage();
             } catch (IOException error) {
                 if (Thread.interrupted()) {
                     throw new InterruptedException();

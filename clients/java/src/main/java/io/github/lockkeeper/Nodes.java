@@ -67,7 +67,7 @@ final class Nodes {
             return status >= 502 && status <= 504;
         }
 
-        /** One node alone may refuse it so, by its own files or its own proxy: the others are asked before it counts. */
+        /** One node alone may say so, by its own files or its own proxy: the others are asked before it counts. */
         boolean mayDiffer() {
             return status == 401 || status == 403 || status == 404 || status == 421;
         }
@@ -277,8 +277,8 @@ final class Nodes {
             Json.Fields fields = text.startsWith("{") ? Json.parse(text) : new Json.Fields();
             // What renews a lease has to be the service's own (P5): proxies redirect, or answer with pages.
             if (code < 400 && (code > 204 || (expects != null && fields.get(expects) == null))) {
-                throw new IOException(node + " answers with status " + code + (expects == null ? ""
-                        : " and without `" + expects + "`") + ", as the service does not; look at the proxies before it");
+                throw new IOException(node + " answers with status " + code + " and without `" + expects
+                        + "`, as the service does not; look at the proxies before it");
             }
             return new Answer(code, fields, sent);
         }

@@ -102,18 +102,15 @@ final class Session {
     }
 
     /** The attempt waits for the poll to find its grant. False if it is over, or the session. */
-    boolean enqueue(Attempt attempt, long number) {
-        synchronized (this) {
-            if (isOver || attempt.isOver()) {
-                return false;
-            }
-            if (waiting.size() >= LIST_MAX) {
-                throw new LockException.Refused("resource-exhausted",
-                        LIST_MAX + " acquires of this client wait already, which is the limit; use another client");
-            }
-            attempt.setAlarm();
-            waiting.put(number, attempt);
+    synchronized boolean enqueue(Attempt attempt, long number) {
+        if (isOver || attempt.isOver()) {
+            return false;
+        } else if (waiting.size() >= LIST_MAX) {
+            throw new LockException.Refused("resource-exhausted",
+                    LIST_MAX + " acquires of this client wait already, which is the limit; use another client");
         }
+        attempt.setAlarm();
+        waiting.put(number, attempt);
         beginPoll();
         return true;
     }
@@ -154,7 +151,7 @@ final class Session {
         return deleted;
     }
 
-    /** Those that are not answered, or refused, as by a bearer token that has expired, are repeated after the others. */
+    /** Those that are not answered, or refused, as for a bearer token that has expired, come again after the others. */
     private void deleteAbandoned() {
         for (int failed = 0;;) {
             Long number;
@@ -204,11 +201,9 @@ final class Session {
     }
 
     /** Releases a hold that nobody has got. */
-    void drop(Hold hold) {
-        synchronized (this) {
-            hold.over = Cause.RELEASED;
-            holds.remove(hold.number);
-        }
+    synchronized void drop(Hold hold) {
+        hold.over = Cause.RELEASED;
+        holds.remove(hold.number);
         abandon(hold.number);
     }
 
@@ -316,18 +311,16 @@ final class Session {
         }
     }
 
-    private void end(Cause cause) {
-        synchronized (this) {
-            isUnconfirmed = !isOver && cause == Cause.EXPIRED;
-            isOver = true;
-            holds.values().forEach(hold -> lose(hold, cause));
-            holds.clear();
-            // In another session, unless the client is closed.
-            waiting.values().forEach(attempt -> locks.attempts.execute(attempt::again));
-            waiting.clear();
-            abandoned.values().forEach(this::over);
-            abandoned.clear();
-        }
+    private synchronized void end(Cause cause) {
+        isUnconfirmed = !isOver && cause == Cause.EXPIRED;
+        isOver = true;
+        holds.values().forEach(hold -> lose(hold, cause));
+        holds.clear();
+        // In another session, unless the client is closed.
+        waiting.values().forEach(attempt -> locks.attempts.execute(attempt::again));
+        waiting.clear();
+        abandoned.values().forEach(this::over);
+        abandoned.clear();
     }
 
     void close() {
@@ -335,10 +328,8 @@ final class Session {
         boolean isInterrupted = Thread.interrupted();
         try {
             locks.ask(new Call("DELETE", path, secret, null, null, null), System.nanoTime() + 5_000_000_000L);
-        } catch (LockException.Unreachable silence) {
-            // It ends by its ttl.
-        } catch (InterruptedException interrupt) {
-            isInterrupted = true;
+        } catch (LockException.Unreachable | InterruptedException silence) {
+            isInterrupted |= silence instanceof InterruptedException; // It ends by its ttl.
         }
         if (isInterrupted) {
             Thread.currentThread().interrupt();
@@ -347,14 +338,11 @@ final class Session {
 
     // One call keeps the session alive, and waits for what happens to all its requests.
 
-    private void beginPoll() {
-        synchronized (this) {
-            if (isPollBegun) {
-                return; // It has not read `waiting` yet.
-            }
+    private synchronized void beginPoll() {
+        if (!isPollBegun) { // else it has not read `waiting` yet
             isPollBegun = true;
+            locks.background.execute(this::poll);
         }
-        locks.background.execute(this::poll);
     }
 
     private void poll() {
@@ -392,12 +380,14 @@ final class Session {
                     continue;
                 }
                 error = answer.refusal("the session is not kept alive: ");
+                if (answer.isTransient()) {
+                    throw error;
+                } else if (tries == 0 && !isOver) {
+                    System.getLogger("lockkeeper").log(System.Logger.Level.WARNING, error.getMessage());
+                }
             } catch (Exception silence) {
                 error = new LockException.Unreachable("no answer of " + locks.nodes + " for a ttl, of "
                         + locks.ttlMillis + " ms: " + silence.getMessage() + "; is the service up?", silence);
-            }
-            if (error instanceof LockException.Refused && tries == 0 && !isOver) {
-                System.getLogger("lockkeeper").log(System.Logger.Level.WARNING, error.getMessage());
             }
             failing = failing == null ? (Long) System.nanoTime() : failing;
             if (System.nanoTime() - failing > locks.ttlMillis * 1_000_000) {
@@ -431,12 +421,10 @@ final class Session {
     }
 
     /** Waiters give up after a ttl without an answer. */
-    private void giveUp(LockException error) {
-        List<Attempt> given;
-        synchronized (this) {
-            given = new ArrayList<>(waiting.values());
-            new ArrayList<>(waiting.keySet()).forEach(this::abandon);
-        }
-        given.forEach(attempt -> attempt.failed(error));
+    private synchronized void giveUp(LockException error) {
+        new TreeMap<>(waiting).forEach((number, attempt) -> {
+            abandon(number);
+            attempt.failed(error);
+        });
     }
 }
