@@ -34,6 +34,10 @@ final class ClientTest {
     }
 
     public static void main(String[] arguments) throws Exception {
+        Thread.setDefaultUncaughtExceptionHandler((thread, error) -> {
+            error.printStackTrace();
+            Runtime.getRuntime().halt(1); // whatever threads are left
+        });
         url = arguments[0];
         node = Long.parseLong(arguments[1]);
         Map<String, Body> tests = new LinkedHashMap<>();
