@@ -10,8 +10,8 @@
 //	defer stop()
 //	store(work, guard.Token()) // the resource refuses older tokens
 //
-// Reading order: nodes.go (one call, at any node), session.go (the session with its numbered requests, and its
-// lease), lock.go and guard.go (what users see). The calls are described in docs/http.md.
+// Reading order: nodes.go (one call, at any node), session.go (the session and its lease), requests.go (its numbered
+// requests), lock.go and guard.go (what users see). The calls are described in docs/http.md.
 package lockkeeper
 
 import (

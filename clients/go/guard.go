@@ -85,8 +85,8 @@ func (g *Guard) Context(parent context.Context) (context.Context, context.Cancel
 }
 
 // Release releases the lock. It returns an ErrLost if it had been lost before, and an ErrUnreachable if no node answers
-// before the deadline of ctx, or within 2 s if ctx has ended already. After any error but ErrLost the client goes on
-// trying, and the lock is released by the end of the session at the latest.
+// before the deadline of ctx, or within 2 s if ctx has ended already. After an error the client goes on trying, and the
+// lock is released by the end of the session at the latest.
 func (g *Guard) Release(ctx context.Context) error {
 	g.mu.Lock()
 	if g.isReleased {

@@ -188,6 +188,7 @@ func TestGrantIsRefusedIfItsBreakCameFirst(t *testing.T) {
 
 func TestFinishIsRepeatedUntilItIsAnswered(t *testing.T) {
 	for _, isLost := range []bool{false, true} {
+		isLost := isLost
 		service := newScripted(t, func(a asked) (int, string) {
 			switch {
 			case a.what == "finish" && a.attempts < 4:
