@@ -228,6 +228,7 @@ impl RustDriver {
                     state.holds.insert(hold.to_owned(), None);
                     return refused(format!("`{hold}` is not held yet"));
                 }
+                // Or it was released: the type of `Guard::release` excludes a second one.
                 None => return refused(format!("there is no hold `{hold}`")),
             }
         };
