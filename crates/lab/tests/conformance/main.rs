@@ -112,6 +112,7 @@ mistakes! {
     a_driver_with_tokens_of_mutexes_only_is_found: "no-other-tokens", "P2", "P2", "the service has tokens";
     a_driver_that_does_not_renew_is_found: "no-renewal", "P4", "P4", "for 2.5 ttls";
     a_driver_that_releases_again_is_found: "releases-again", "P4", "P4", "to a second release";
+    a_driver_that_frees_by_name_is_found: "frees-by-name", "P4", "P4", "released twice";
     a_driver_that_ends_with_1_is_found: "ends-with-1", "P4", "P4", "and not with 0";
     a_driver_that_leaves_holds_is_found: "leaves-holds", "P4", "P4", "is held or waited for";
     a_driver_that_is_never_lost_is_found: "never-lost", "P5", "P5", "says that it still holds";

@@ -23,6 +23,8 @@ moved = {}  # the holds of acquires that were asked for again, by id
 unacknowledged = set()  # ids of acquires that were answered before the service did
 CANCEL, AGAIN = 1_000_000, 2_000_000  # added to the ids of the filter's own commands
 lost = set()
+released = {}  # locks by hold
+service = []  # its URL
 LATE = 4  # seconds
 
 
@@ -62,9 +64,25 @@ def follow(connection):
             is_lost(hold)
 
 
+def free(name):
+    """For the mistake that a release names the lock only: ends whoever holds it."""
+    lockkeeper, options = os.path.join(os.path.dirname(command[0]), "lockkeeper"), ["--locks", *service]
+    shown = subprocess.run([lockkeeper, "show", name, "--json", *options], stdout=subprocess.PIPE, check=True)
+    for hold in json.loads(shown.stdout)["holds"]:
+        why = ["--token", str(hold["token"]), "--reason", "released again", "--now"]
+        subprocess.run([lockkeeper, "break", name, *why, *options], stdout=subprocess.DEVNULL, check=True)
+
+
 def handle_command(line):
     what = line.get("do")
     commands[line.get("id")] = line
+    if what == "connect":
+        service.append(line["url"])
+    if what == "release" and mistake == "frees-by-name":
+        if line["hold"] in released:
+            free(released[line["hold"]])
+        acquires = [it for it in commands.values() if it.get("hold") == line["hold"] and "lock" in it]
+        released.update((it["hold"], it["lock"]) for it in acquires)
     if what == "connect" and mistake == "lost-with-connection":
         for host, port in re.findall(r"([\d.]+):(\d+)", line["url"]):
             connection = socket.create_connection((host, int(port)))
