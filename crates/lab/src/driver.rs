@@ -90,6 +90,8 @@ impl RustDriver {
                 Err((id, text)) => answer(id, refused(text)),
             }
         }
+        // The end of the client is no loss.
+        self.state().holds.values().flatten().for_each(|held| held.released.cancel());
         let client = self.state().client.take();
         if let Some((locks, _)) = client {
             // What is left ends with its ttl.
