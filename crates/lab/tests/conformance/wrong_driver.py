@@ -112,7 +112,8 @@ def handle_command(line):
         waiting.pop(line["acquire"])
         commands.pop(line["acquire"])
         return
-    if what == "check" and (expired(line["hold"]) or (mistake == "lost-with-connection" and line["hold"] in lost)):
+    is_over = mistake == "lost-with-connection" and line.get("hold") in lost
+    if what == "check" and (is_over or expired(line["hold"])):
         is_lost(line["hold"])
         to_harness({"id": line["id"], "error": {"kind": "lost", "text": ""}})
         return
@@ -163,7 +164,8 @@ def handle_answer(line):
         line = {"id": line["id"], "ok": {"valid_ms": 0}}
     if kind == "unreachable" and mistake == "unknown-is-busy":
         line["error"]["kind"] = "busy"
-    if is_acquire and kind in ("unreachable", "lost") and asked["wait_ms"] and mistake == "unknown-is-not-in-time":
+    is_unknown = is_acquire and kind in ("unreachable", "lost")
+    if is_unknown and asked["wait_ms"] and mistake == "unknown-is-not-in-time":
         line["error"]["kind"] = "timed-out"
     to_harness(line)
     if mistake == "answers-twice":
