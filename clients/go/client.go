@@ -33,7 +33,7 @@ var (
 	ErrTimedOut = errors.New("the lock was not free in time")
 	// ErrLost: the hold, or the session with all its requests, has ended. Stop what you do under the lock.
 	ErrLost = errors.New("the lock is lost")
-	// ErrUnreachable: no node has answered. Whether the call had an effect is unknown.
+	// ErrUnreachable: no node has answered, or none as the service does. Whether the call had an effect is unknown.
 	ErrUnreachable = errors.New("no node of the lock service answers")
 	// ErrClosed: the client was closed.
 	ErrClosed = errors.New("the client is closed")

@@ -11,8 +11,12 @@ import (
 	"time"
 )
 
-// unansweredMax is how many numbers done_through may lag behind. The service remembers 4,096 ended requests.
-const unansweredMax = 2048
+const (
+	// unansweredMax is how many numbers done_through may lag behind. The service remembers 4,096 ended requests.
+	unansweredMax = 2048
+	// finishesMax bounds the calls, and so the connections, by which abandoned requests are finished at a time.
+	finishesMax = 32
+)
 
 var (
 	// errBroken: a request that no Guard has yet was broken, or has ended. It is made anew.
@@ -255,7 +259,14 @@ func (s *session) abandon(number uint64) {
 	s.isOver(number)
 	go func() {
 		for failed := 0; ; failed++ {
-			if _, err := s.finish(context.Background(), number); err == nil {
+			select {
+			case s.finishing <- struct{}{}:
+			case <-s.over:
+				return
+			}
+			_, err := s.finish(context.Background(), number)
+			<-s.finishing
+			if err == nil {
 				return
 			}
 			select {

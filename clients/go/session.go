@@ -39,6 +39,8 @@ type session struct {
 	kick chan struct{}
 	// sending has one place: for who takes a number, until its request is written.
 	sending chan struct{}
+	// finishing has places for the calls of `abandon`.
+	finishing chan struct{}
 
 	mu       sync.Mutex
 	err      error // why the session has ended
@@ -97,6 +99,7 @@ func openSession(ctx context.Context, c *Client) (*session, error) {
 	s := &session{
 		client: c, secret: hex.EncodeToString(secret[:]), ttl: c.options.TTL,
 		over: make(chan struct{}), kick: make(chan struct{}, 1), sending: make(chan struct{}, 1),
+		finishing:  make(chan struct{}, finishesMax),
 		unanswered: map[uint64]struct{}{}, waiting: map[uint64]*waiter{}, held: map[uint64]*Guard{}, known: map[uint64]struct{}{},
 	}
 	body := struct {
