@@ -189,21 +189,24 @@ func TestGrantIsRefusedIfItsBreakCameFirst(t *testing.T) {
 
 func TestFinishIsRepeatedUntilItIsAnswered(t *testing.T) {
 	for _, isLost := range []bool{false, true} {
-		isLost := isLost
+		isLost, isHeld := isLost, make(chan struct{})
 		service := newScripted(t, func(a asked) (int, string) {
 			switch {
 			case a.what == "finish" && a.attempts < 4:
 				return problem(403, "permission-denied")
 			case a.what == "poll" && isLost && !a.knows(1):
-				return 200, breaks["revoked"]
+				select {
+				case <-isHeld:
+					return 200, breaks["revoked"]
+				case <-a.gone:
+				}
 			}
 			return 0, ""
 		})
 		client := connect(t, service.URL, time.Second)
 		guard, err := client.Mutex("a").Acquire(within(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		held(t, guard, err)
+		close(isHeld)
 		if isLost {
 			<-guard.Lost()
 		}
