@@ -152,19 +152,18 @@ impl SharedHold {
         Ok(())
     }
 
-    /// Releases the hold; waits for calls on it that are in progress. Goes on in the background if it is
-    /// dropped.
+    /// Releases the hold; waits for calls on it that are in progress. It begins at once, and goes on in the
+    /// background if the future is dropped. To be called in the runtime.
     ///
     /// # Errors
     /// As `Guard::release`, or it was released.
-    pub async fn release(&self) -> Result<(), CallError> {
+    pub fn release(&self) -> impl Future<Output = Result<(), CallError>> + Send + use<> {
         self.releasing.cancel();
         let shared = self.hold.clone();
         in_background(async move {
             let hold = shared.write().await.take().ok_or(CallError::Released)?;
             Ok(with!(hold, hold => hold.release().await)?)
         })
-        .await
     }
 
     /// Gives the hold up, unless calls on it are in progress: it is released in the background.
@@ -175,13 +174,15 @@ impl SharedHold {
     }
 }
 
-/// Awaits a release, which goes on if this future is dropped.
-pub(crate) async fn in_background(
-    release: impl Future<Output = Result<(), CallError>> + Send + 'static,
-) -> Result<(), CallError> {
+/// Begins a release, which goes on if the future is dropped.
+pub(crate) fn in_background<R>(release: R) -> impl Future<Output = Result<(), CallError>> + Send + use<R>
+where
+    R: Future<Output = Result<(), CallError>> + Send + 'static,
+{
     // Fails only if the task has panicked.
     let panicked = |error: tokio::task::JoinError| {
         Err(ReleaseError::Ambiguous { why: Some(error.to_string().into()) }.into())
     };
-    tokio::spawn(release).await.unwrap_or_else(panicked)
+    let task = tokio::spawn(release);
+    async move { task.await.unwrap_or_else(panicked) }
 }

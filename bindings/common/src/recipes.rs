@@ -1,5 +1,6 @@
 //! Elections and partitions.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,18 +109,18 @@ impl SharedMember {
         }
     }
 
-    /// Leaves the group: others get its partitions. Goes on in the background if it is dropped.
+    /// Leaves the group: others get its partitions. It begins at once, and goes on in the background if the
+    /// future is dropped. To be called in the runtime.
     ///
     /// # Errors
     /// As `PartitionMember::leave`, or the member has left.
-    pub async fn leave(&self) -> Result<(), CallError> {
+    pub fn leave(&self) -> impl Future<Output = Result<(), CallError>> + Send + use<> {
         self.left.cancel();
         let shared = self.member.clone();
         in_background(async move {
             let member = shared.lock().await.take().ok_or(CallError::Left)?;
             Ok(with!(member, member => member.leave().await)?)
         })
-        .await
     }
 
     /// Leaves the group in the background, unless a call on it is in progress.

@@ -142,7 +142,8 @@ impl HeldLock {
     /// Releases the hold; waits for calls on it that are in progress.
     #[pyo3(signature = (place=None))]
     fn release(&self, py: Python<'_>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
-        self.call(py, place, |hold| async move { hold.release().await })
+        let hold = self.hold.get()?;
+        call(py, place, process::within(|| hold.release())?)
     }
 
     /// Gives the hold up without waiting: it is released in the background.

@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 use crate::calls::{InLoop, IntoObject, call};
 use crate::locks::NativeLocks;
 use crate::options::{Options, seconds};
-use crate::process::Owned;
+use crate::process::{self, Owned};
 
 /// A leader: its token, its label, and its value.
 struct LeaderNow(Option<lockkeeper::Leader>);
@@ -113,7 +113,7 @@ impl NativeMember {
     /// Leaves the group: others get its partitions.
     #[pyo3(signature = (place=None))]
     fn leave(&self, py: Python<'_>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
-        let member = self.0.get()?.clone();
-        call(py, place, async move { member.leave().await })
+        let member = self.0.get()?;
+        call(py, place, process::within(|| member.leave())?)
     }
 }

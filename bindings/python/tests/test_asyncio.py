@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import gc
 import random
 import time
 from pathlib import Path
-from typing import AsyncIterator
+from typing import Any, AsyncIterator
 
 import lockkeeper
 import pytest
@@ -160,6 +161,68 @@ def test_blocks_end_in_other_tasks_and_in_any_order(own: str, name: str) -> None
         with pytest.raises(lockkeeper.LockkeeperError, match=r"2 blocks of this lock .* use `guard = lock.acquire\(\)`"):
             await asyncio.create_task(stacks[0].aclose())
         await stacks[1].aclose()
+
+    asyncio.run(main())
+
+
+def until_free(lock: lockkeeper.Lock[Any]) -> None:
+    deadline = time.monotonic() + 30
+    while (guard := lock.try_acquire()) is None:
+        assert time.monotonic() < deadline
+        gc.collect()
+    guard.release()
+
+
+def test_closed_loop_keeps_nothing(own: str, name: str) -> None:
+    free = lockkeeper.connect(own).mutex(name)
+    for is_held in [True, False]:
+        loop = asyncio.new_event_loop()
+        lock = loop.run_until_complete(aio.connect(own)).mutex(name)
+        before = None if is_held else free.acquire()
+
+        async def hold() -> None:
+            async with lock:
+                entered.set_result(None)
+                await loop.create_future()
+
+        entered = loop.create_future()
+        task = loop.create_task(hold())
+        loop.run_until_complete(entered if is_held else asyncio.wait([task], timeout=0.05))
+        loop.close()
+        del task, entered
+        if before is not None:
+            before.release()
+        until_free(free)
+
+
+def test_task_that_is_garbage_is_released(own: str, name: str) -> None:
+    async def main() -> None:
+        lock = (await aio.connect(own)).mutex(name)
+
+        async def hold() -> None:
+            async with lock:
+                entered.set()
+                await asyncio.get_running_loop().create_future()
+
+        entered = asyncio.Event()
+        task = asyncio.create_task(hold())
+        await entered.wait()
+        del task
+        gc.collect()
+        await (await lock.acquire(timeout=30)).release()
+
+    asyncio.run(main())
+
+
+def test_cancelled_release_goes_on(own: str, name: str) -> None:
+    async def main() -> None:
+        lock = (await aio.connect(own)).mutex(name)
+        guard = await lock.acquire()
+        changes = [guard.set_value(b"%d" % value) for value in range(64)]
+        release = asyncio.ensure_future(guard.release())
+        release.cancel()
+        await asyncio.gather(*changes)
+        await (await lock.acquire(timeout=30)).release()
 
     asyncio.run(main())
 

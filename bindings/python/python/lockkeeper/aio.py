@@ -237,10 +237,11 @@ class _Body:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._task = task = _task()
+        task = _task()
+        # Neither a lock, which knows its blocks, nor the library may keep a task alive that nobody else knows.
+        self._task = ref(task)
         self._cancelling = task.cancelling() if sys.version_info >= (3, 11) else 0
         self._cancelled = False
-        # The library must not keep a task alive that nobody else knows.
         body = ref(self)
 
         def lose() -> None:
@@ -251,15 +252,17 @@ class _Body:
         self._telling: object = guard._native.lost.tell(_bridge(task.get_loop()), lose)
 
     def _lose(self) -> None:
-        if self._telling is not None:
+        task = self._task()
+        if self._telling is not None and task is not None:
             self._cancelled = True
-            self._task.cancel(_LOST)
+            task.cancel(_LOST)
 
     def _take_cancel(self, error: Optional[BaseException]) -> bool:
         """Takes back the cancel of this block. Returns whether somebody else has cancelled the task, too."""
         if sys.version_info < (3, 11):
             return isinstance(error, asyncio.CancelledError) and error.args != (_LOST,)
-        return self._task.uncancel() > self._cancelling
+        task = self._task()
+        return task is not None and task.uncancel() > self._cancelling
 
     async def end(self, error: Optional[BaseException]) -> None:
         """Releases the lock after the block, whose own error comes first. A loss replaces its own cancel."""
