@@ -5,13 +5,13 @@
 //	defer client.Close(ctx)
 //	guard, err := client.Mutex("orders/42").Acquire(ctx)
 //	...
-//	defer guard.Release(ctx)
+//	defer guard.Release(ctx) // also if ctx has ended
 //	work, stop := guard.Context(ctx) // cancelled if the lock is lost
 //	defer stop()
 //	store(work, guard.Token()) // the resource refuses older tokens
 //
-// Reading order: nodes.go (one call, at any node), session.go (the session with its numbered requests, and its
-// lease), lock.go and guard.go (what users see). The calls are described in docs/http.md.
+// Reading order: nodes.go (one call, at any node), session.go (the session and its lease), requests.go (its numbered
+// requests), lock.go and guard.go (what users see). The calls are described in docs/http.md.
 package lockkeeper
 
 import (
@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -32,7 +33,7 @@ var (
 	ErrTimedOut = errors.New("the lock was not free in time")
 	// ErrLost: the hold, or the session with all its requests, has ended. Stop what you do under the lock.
 	ErrLost = errors.New("the lock is lost")
-	// ErrUnreachable: no node has answered. Whether the call had an effect is unknown.
+	// ErrUnreachable: no node has answered, or none as the service does. Whether the call had an effect is unknown.
 	ErrUnreachable = errors.New("no node of the lock service answers")
 	// ErrClosed: the client was closed.
 	ErrClosed = errors.New("the client is closed")
@@ -44,8 +45,12 @@ const (
 	maxTTL = time.Hour
 )
 
-// tryPatience is how long TryAcquire waits for an answer of the service.
-const tryPatience = 10 * time.Second
+const (
+	// tryPatience is how long TryAcquire waits for an answer of the service.
+	tryPatience = 10 * time.Second
+	// lastPatience is how long Release and Close wait for one if their context has ended before.
+	lastPatience = 2 * time.Second
+)
 
 // Options of a client. The zero value is valid.
 type Options struct {
@@ -66,10 +71,12 @@ type Options struct {
 type Client struct {
 	nodes   *nodes
 	options Options
-	// opening has one place: for who reads or changes the fields below.
+	// closed is closed by the first Close.
+	closed  chan struct{}
+	closing sync.Once
+	// opening has one place: for who reads or changes the session.
 	opening chan struct{}
 	session *session
-	closed  bool
 }
 
 // Connect opens a session at a node. addresses are those of the nodes, with commas between them, for example
@@ -91,7 +98,7 @@ func Connect(ctx context.Context, addresses string, options Options) (*Client, e
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{nodes: nodes, options: options, opening: make(chan struct{}, 1)}
+	c := &Client{nodes: nodes, options: options, closed: make(chan struct{}), opening: make(chan struct{}, 1)}
 	_, err = c.live(ctx)
 	return c, err
 }
@@ -102,32 +109,69 @@ func (c *Client) live(ctx context.Context) (*session, error) {
 	case c.opening <- struct{}{}:
 		defer func() { <-c.opening }()
 	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	if c.closed {
+		return nil, unanswered(ctx, errOthers)
+	case <-c.closed:
 		return nil, ErrClosed
 	}
-	if c.session == nil || c.session.ended() != nil {
-		session, err := openSession(ctx, c)
-		if err != nil {
-			return nil, err
-		}
-		c.session = session
+	if c.isClosed() {
+		return nil, ErrClosed
 	}
-	return c.session, nil
+	if c.session != nil && c.session.ended() == nil {
+		return c.session, nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-c.closed:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	session, err := openSession(ctx, c)
+	switch {
+	case err == nil:
+		c.session = session
+	case c.isClosed():
+		err = ErrClosed
+	}
+	return session, err
 }
 
-// Close ends the session: all its locks are released. If no node answers before ctx ends, they are released when the
-// session expires.
+func (c *Client) isClosed() bool {
+	select {
+	case <-c.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// Close ends the session: all its locks are released. If no node answers before ctx ends (2 s, if it has ended already),
+// it is an ErrUnreachable, and they are released when the session expires.
 func (c *Client) Close(ctx context.Context) error {
-	c.opening <- struct{}{}
-	defer func() { <-c.opening }()
-	if c.closed || c.session == nil {
-		c.closed = true
+	c.closing.Do(func() { close(c.closed) })
+	ctx, cancel := lasting(ctx)
+	defer cancel()
+	select {
+	case c.opening <- struct{}{}:
+		defer func() { <-c.opening }()
+	case <-ctx.Done():
+		return unanswered(ctx, errOthers)
+	}
+	if c.session == nil {
 		return nil
 	}
-	c.closed = true
 	return c.session.close(ctx)
+}
+
+// lasting returns ctx, or one that lasts for lastPatience if it has ended: a program that is told to end by its context
+// releases its locks all the same.
+func lasting(ctx context.Context) (context.Context, context.CancelFunc) {
+	if ctx.Err() != nil {
+		return context.WithTimeout(context.Background(), lastPatience)
+	}
+	return context.WithCancel(ctx)
 }
 
 // Mutex is a lock that one holds at a time.
@@ -164,13 +208,14 @@ func (p *Problem) Error() string {
 	return fmt.Sprintf("%s (%s, status %d)", strings.TrimSuffix(p.Detail, "."), p.Code, p.Status)
 }
 
-// mayPass says whether the same call may succeed later or at another node.
-func (p *Problem) mayPass() bool {
-	switch p.Code {
-	case "unavailable", "deadline-exceeded":
-		return true
+func (p *Problem) outcome() outcome {
+	switch p.Status {
+	case 502, 503, 504: // unavailable, deadline-exceeded
+		return mayPass
+	case 401, 403, 404, 421:
+		return refused
 	}
-	return p.Status >= 502 && p.Status <= 504
+	return final
 }
 
 func problemCode(err error) string {

@@ -85,7 +85,8 @@ func (g *Guard) Context(parent context.Context) (context.Context, context.Cancel
 }
 
 // Release releases the lock. It returns an ErrLost if it had been lost before, and an ErrUnreachable if no node answers
-// before ctx ends: the client then goes on trying, and the lock is released by the end of the session at the latest.
+// before the deadline of ctx, or within 2 s if ctx has ended already. After an error the client goes on trying, and the
+// lock is released by the end of the session at the latest.
 func (g *Guard) Release(ctx context.Context) error {
 	g.mu.Lock()
 	if g.isReleased {
@@ -96,15 +97,18 @@ func (g *Guard) Release(ctx context.Context) error {
 	close(g.released)
 	lost := g.err
 	g.mu.Unlock()
+	ctx, cancel := lasting(ctx)
+	defer cancel()
 	g.session.isOver(g.number)
 	end, err := g.session.finish(ctx, g.number)
+	if err != nil {
+		g.session.abandon(g.number)
+	}
 	switch {
 	case lost != nil:
 		return lost
 	case err == nil && end != "released" && end != "gone":
 		return fmt.Errorf("%w: it had ended (%s)", ErrLost, end)
-	case err != nil && g.session.ended() == nil:
-		g.session.abandon(g.number)
 	}
 	return err
 }

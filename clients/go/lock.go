@@ -45,7 +45,7 @@ func (l *Lock) Value(value string) *Lock {
 }
 
 // Acquire waits for the lock until ctx ends. The request then leaves the queue in the background, also if it is granted
-// just then. ErrLost: the session has ended meanwhile; the place in the queue is lost.
+// just then. ErrLost: the session has ended meanwhile; the position in the queue is lost.
 func (l *Lock) Acquire(ctx context.Context) (*Guard, error) { return l.acquire(ctx, ctx) }
 
 // TryAcquire does not wait for the lock: ErrBusy. It gives up after 10 s if the service does not answer.
@@ -55,16 +55,19 @@ func (l *Lock) TryAcquire(ctx context.Context) (*Guard, error) {
 	return l.acquire(ctx, nil)
 }
 
-// AcquireWithin waits for the lock for so long at most: ErrTimedOut; and up to 10 s longer for an answer of the service:
-// ErrUnreachable.
+// AcquireWithin waits for the lock for so long at most: ErrTimedOut, when the service has answered that the request
+// has left the queue. It waits up to 10 s longer for answers: ErrUnreachable.
 func (l *Lock) AcquireWithin(ctx context.Context, within time.Duration) (*Guard, error) {
 	patience, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	ctx, cancelAll := context.WithTimeout(ctx, within+tryPatience)
+	limited, cancelAll := context.WithTimeout(ctx, within+tryPatience)
 	defer cancelAll()
-	guard, err := l.acquire(ctx, patience)
-	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return nil, fmt.Errorf("%w: %v", ErrTimedOut, within)
+	guard, err := l.acquire(limited, patience)
+	switch {
+	case err == ErrTimedOut:
+		err = fmt.Errorf("%w: %s, within %v", ErrTimedOut, strings.Join(l.names, ", "), within)
+	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+		err = unanswered(limited, err)
 	}
 	return guard, err
 }

@@ -3,11 +3,14 @@ package lockkeeper
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -34,8 +37,23 @@ type call struct {
 	within time.Duration
 }
 
+// answer is the body of an answer. What is not whole is that of a proxy, or of another program, and renews no lease.
+type answer interface{ isWhole() bool }
+
+// outcome is that of one attempt.
+type outcome int
+
+const (
+	final   outcome = iota // the service's answer
+	mayPass                // no answer, or one that says that the same call may succeed later or at another node
+	refused                // a refusal that may be this node's alone: its access file, its certificate, a proxy in front of it
+)
+
 func newNodes(addresses string, options Options) (*nodes, error) {
-	n := &nodes{http: options.HTTP, token: options.Token}
+	client := *options.HTTP
+	// A redirect would send the session's secret to another host.
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	n := &nodes{http: &client, token: options.Token}
 	scheme := ""
 	for _, address := range strings.Split(addresses, ",") {
 		address = strings.TrimSpace(address)
@@ -53,12 +71,15 @@ func newNodes(addresses string, options Options) (*nodes, error) {
 }
 
 // ask repeats a call until it is answered, here or at another node, and returns when the answered attempt was sent: the
-// lease counts from then (P5). It gives up when ctx is cancelled (its error), at the deadline of ctx (ErrUnreachable), and
-// when over is closed (ErrLost).
-func (n *nodes) ask(ctx context.Context, over <-chan struct{}, c call, answer any) (time.Duration, error) {
-	for failed := 0; ; failed++ {
-		sent, mayPass, err := n.once(ctx, c, answer)
-		if err == nil || !mayPass {
+// lease counts from then (P5). It gives up when ctx is cancelled (its error), at the deadline of ctx (ErrUnreachable),
+// when over is closed (ErrLost), and after as many refusals as there are nodes (the last one).
+func (n *nodes) ask(ctx context.Context, over <-chan struct{}, c call, a answer) (time.Duration, error) {
+	for failed, refusals := 0, 0; ; failed++ {
+		sent, outcome, err := n.once(ctx, c, a)
+		if outcome == refused {
+			refusals++
+		}
+		if outcome == final || refusals == len(n.bases) {
 			return sent, err
 		}
 		pause := time.NewTimer(backoff(failed / len(n.bases)))
@@ -91,23 +112,44 @@ func backoff(rounds int) time.Duration {
 }
 
 // once sends a call to the present node, and selects the next one if the call may pass there.
-func (n *nodes) once(ctx context.Context, c call, answer any) (sent time.Duration, mayPass bool, err error) {
+func (n *nodes) once(ctx context.Context, c call, a answer) (sent time.Duration, result outcome, err error) {
 	node := n.current.Load()
 	sent = now()
-	err = n.send(ctx, n.bases[node], c, answer)
-	if err == nil {
-		return sent, false, nil
-	}
+	err = n.send(ctx, n.bases[node], c, a)
 	var problem *Problem
-	mayPass = !errors.As(err, &problem) || problem.mayPass()
-	if mayPass && !errors.Is(ctx.Err(), context.Canceled) {
+	switch {
+	case err == nil:
+		return sent, final, nil
+	case errors.As(err, &problem):
+		result = problem.outcome()
+	case errors.Is(err, ErrUnreachable):
+		result = refused
+	case isOfTLS(err):
+		result, err = refused, fmt.Errorf("%w: %v", ErrUnreachable, err)
+	default:
+		result = mayPass
+	}
+	if result != final && !errors.Is(ctx.Err(), context.Canceled) {
 		// Others may have gone on already.
 		n.current.CompareAndSwap(node, (node+1)%uint32(len(n.bases)))
 	}
-	return sent, mayPass, err
+	return sent, result, err
 }
 
-func (n *nodes) send(ctx context.Context, base string, c call, answer any) error {
+// isOfTLS says whether the two sides do not accept each other's certificates: that does not pass by itself.
+func isOfTLS(err error) bool {
+	var (
+		authority x509.UnknownAuthorityError
+		host      x509.HostnameError
+		invalid   x509.CertificateInvalidError
+		plain     tls.RecordHeaderError
+		alert     *net.OpError
+	)
+	return errors.As(err, &authority) || errors.As(err, &host) || errors.As(err, &invalid) || errors.As(err, &plain) ||
+		(errors.As(err, &alert) && alert.Op == "remote error")
+}
+
+func (n *nodes) send(ctx context.Context, base string, c call, a answer) error {
 	ctx, cancel := context.WithTimeout(ctx, c.within)
 	defer cancel()
 	var body []byte
@@ -137,14 +179,18 @@ func (n *nodes) send(ctx context.Context, base string, c call, answer any) error
 	if err != nil {
 		return err
 	}
-	if response.StatusCode >= 400 {
-		problem := &Problem{Status: response.StatusCode, Code: "internal", Detail: http.StatusText(response.StatusCode)}
-		// What is no problem document comes from a proxy.
-		_ = json.Unmarshal(text, problem)
+	problem := new(Problem)
+	switch status := response.StatusCode; {
+	case status >= 400 && json.Unmarshal(text, problem) == nil && problem.Code != "":
+		problem.Status = status
 		return problem
-	}
-	if answer == nil || len(text) == 0 {
+	case a == nil && status == http.StatusNoContent:
 		return nil
+	case a != nil && (status == http.StatusOK || status == http.StatusAccepted) && json.Unmarshal(text, a) == nil && a.isWhole():
+		return nil
+	case status >= 502 && status <= 504:
+		return fmt.Errorf("%s: status %d, of a proxy", base, status)
+	default:
+		return fmt.Errorf("%w: %s answered with status %d and what is no answer of the service", ErrUnreachable, base, status)
 	}
-	return json.Unmarshal(text, answer)
 }

@@ -31,6 +31,8 @@ pub enum CallError {
     },
     /// The hold was released before, or is being released.
     Released,
+    /// The member has left its group.
+    Left,
     /// An error of a fence, or one that only this language has.
     Other(ErrorShown),
 }
@@ -130,6 +132,7 @@ impl From<CallError> for ErrorShown {
                 invalid_option(option, &value, allowed, format!("`{option}` is {value}; {allowed}"))
             }
             CallError::Released => Self::new("Released", &"the lock was released; acquire it again"),
+            CallError::Left => Self::new("Released", &"this member has left its group; join it again"),
             CallError::Other(shown) => shown,
         }
     }

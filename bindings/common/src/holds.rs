@@ -1,9 +1,10 @@
 //! Holds.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::{BootInstant, Fenced, Lost, Token, Unfenced};
+use lockkeeper::{BootInstant, Fenced, Lost, ReleaseError, Token, Unfenced};
 use tokio::sync::RwLock;
 use tokio_util::sync::CancellationToken;
 
@@ -84,11 +85,15 @@ impl AnyHold {
 
 /// A hold that several calls use, until one of them releases it: a release waits for the others.
 #[derive(Clone, Debug)]
-pub struct SharedHold(Arc<RwLock<Option<AnyHold>>>);
+pub struct SharedHold {
+    hold: Arc<RwLock<Option<AnyHold>>>,
+    /// Ends the calls that may wait for as long as the hold lasts: a release waits for the others only.
+    releasing: CancellationToken,
+}
 
 impl SharedHold {
     pub fn new(hold: AnyHold) -> Self {
-        Self(Arc::new(RwLock::new(Some(hold))))
+        Self { hold: Arc::new(RwLock::new(Some(hold))), releasing: CancellationToken::new() }
     }
 
     /// Reads the hold.
@@ -96,62 +101,88 @@ impl SharedHold {
     /// # Errors
     /// It was released, or is being released.
     pub fn read<T>(&self, read: impl FnOnce(&AnyHold) -> T) -> Result<T, CallError> {
-        let hold = self.0.try_read().map_err(|_| CallError::Released)?;
+        let hold = self.hold.try_read().map_err(|_| CallError::Released)?;
         hold.as_ref().map(read).ok_or(CallError::Released)
     }
 
     /// Why it is lost, waiting for a release in progress; `None` if it is not, or was released.
     pub async fn loss(&self) -> Option<Lost> {
-        self.0.read().await.as_ref().and_then(|hold| hold.valid_until().err())
+        self.hold.read().await.as_ref().and_then(|hold| hold.valid_until().err())
     }
 
     /// # Errors
     /// As `Guard::verify`, or it was released.
     pub async fn verify(&self) -> Result<(), CallError> {
-        let hold = self.0.read().await;
+        let hold = self.hold.read().await;
         Ok(with!(hold.as_ref().ok_or(CallError::Released)?, hold => hold.verify().await)?)
     }
 
     /// # Errors
     /// As `Guard::set_value`, or it was released.
     pub async fn set_value(&self, value: Vec<u8>) -> Result<(), CallError> {
-        let hold = self.0.read().await;
+        let hold = self.hold.read().await;
         Ok(with!(hold.as_ref().ok_or(CallError::Released)?, hold => hold.set_value(value).await)?)
     }
 
     /// # Errors
     /// As `Guard::downgrade`, or it was released.
     pub async fn downgrade(&self) -> Result<(), CallError> {
-        let hold = self.0.read().await;
+        let hold = self.hold.read().await;
         Ok(with!(hold.as_ref().ok_or(CallError::Released)?, hold => hold.downgrade().await)?)
     }
 
-    /// Waits until a partition is wanted by another member, or the hold is lost.
+    /// Waits until a partition is wanted by another member, or the hold is lost, or released.
     ///
     /// # Errors
-    /// It was released.
+    /// It was released before.
     pub async fn leaving(&self) -> Result<(), CallError> {
-        match self.0.read().await.as_ref().ok_or(CallError::Released)? {
-            AnyHold::PlainPartition(partition) => partition.leaving().await,
-            AnyHold::FencedPartition(partition) => partition.leaving().await,
-            hold => hold.lost().cancelled().await,
+        let hold = self.hold.read().await;
+        let hold = hold.as_ref().ok_or(CallError::Released)?;
+        let leaving = async {
+            match hold {
+                AnyHold::PlainPartition(partition) => partition.leaving().await,
+                AnyHold::FencedPartition(partition) => partition.leaving().await,
+                hold => hold.lost().cancelled().await,
+            }
+        };
+        tokio::select! {
+            () = leaving => {}
+            () = self.releasing.cancelled() => {}
         }
         Ok(())
     }
 
-    /// Releases the hold; waits for calls on it that are in progress.
+    /// Releases the hold; waits for calls on it that are in progress. It begins at once, and goes on in the
+    /// background if the future is dropped. To be called in the runtime.
     ///
     /// # Errors
     /// As `Guard::release`, or it was released.
-    pub async fn release(&self) -> Result<(), CallError> {
-        let hold = self.0.write().await.take().ok_or(CallError::Released)?;
-        Ok(with!(hold, hold => hold.release().await)?)
+    pub fn release(&self) -> impl Future<Output = Result<(), CallError>> + Send + use<> {
+        self.releasing.cancel();
+        let shared = self.hold.clone();
+        in_background(async move {
+            let hold = shared.write().await.take().ok_or(CallError::Released)?;
+            Ok(with!(hold, hold => hold.release().await)?)
+        })
     }
 
     /// Gives the hold up, unless calls on it are in progress: it is released in the background.
     pub fn abandon(&self) {
-        if let Ok(mut hold) = self.0.try_write() {
+        if let Ok(mut hold) = self.hold.try_write() {
             hold.take();
         }
     }
+}
+
+/// Begins a release, which goes on if the future is dropped.
+pub(crate) fn in_background<R>(release: R) -> impl Future<Output = Result<(), CallError>> + Send + use<R>
+where
+    R: Future<Output = Result<(), CallError>> + Send + 'static,
+{
+    // Fails only if the task has panicked.
+    let panicked = |error: tokio::task::JoinError| {
+        Err(ReleaseError::Ambiguous { why: Some(error.to_string().into()) }.into())
+    };
+    let task = tokio::spawn(release);
+    async move { task.await.unwrap_or_else(panicked) }
 }

@@ -28,5 +28,5 @@ pub use errors::{CallError, ErrorShown, FieldValue};
 pub use holds::{AnyHold, SharedHold};
 pub use locks::{AnyLock, AnyLocks, Kinds};
 pub use options::LockOptions;
-pub use recipes::AnyMember;
+pub use recipes::SharedMember;
 pub use records::RecordStore;

@@ -1,17 +1,27 @@
 //! Elections and partitions.
 
+use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::{Fenced, Leader, LeaderWatch, PartitionMember, Unfenced};
+use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
 
 use crate::errors::CallError;
-use crate::holds::AnyHold;
+use crate::holds::{AnyHold, in_background};
 use crate::locks::{AnyLocks, Kinds};
 use crate::options::LockOptions;
 use crate::with;
 
-/// A member of a group that divides partitions.
-pub type AnyMember = Kinds<PartitionMember<Unfenced>, PartitionMember<Fenced>>;
+type AnyMember = Kinds<PartitionMember<Unfenced>, PartitionMember<Fenced>>;
+
+/// A member of a group that divides partitions, until one of the calls on it leaves: that ends the others.
+#[derive(Clone, Debug)]
+pub struct SharedMember {
+    member: Arc<Mutex<Option<AnyMember>>>,
+    left: CancellationToken,
+}
 
 impl AnyLocks {
     /// Waits until this client leads.
@@ -53,8 +63,13 @@ impl AnyLocks {
     ///
     /// # Errors
     /// As `Partitions::join`.
-    pub async fn join(self, name: String, count: u32, options: LockOptions) -> Result<AnyMember, CallError> {
-        Ok(match self {
+    pub async fn join(
+        self,
+        name: String,
+        count: u32,
+        options: LockOptions,
+    ) -> Result<SharedMember, CallError> {
+        let member = match self {
             Self::Plain(locks) => {
                 let group = locks.partitions(name, count).with(move |lock| options.on(lock));
                 Kinds::Plain(group.join().await?)
@@ -63,33 +78,55 @@ impl AnyLocks {
                 let group = locks.partitions(name, count).with(move |lock| options.on(lock));
                 Kinds::Fenced(group.join().await?)
             }
-        })
+        };
+        Ok(SharedMember { member: Arc::new(Mutex::new(Some(member))), left: CancellationToken::new() })
     }
 }
 
-impl AnyMember {
+impl SharedMember {
     /// Waits until one more partition is this member's; `None` if there was none within `limit`.
     ///
     /// # Errors
-    /// As `PartitionMember::next`.
-    pub async fn next(&mut self, limit: Option<Duration>) -> Result<Option<AnyHold>, CallError> {
+    /// As `PartitionMember::next`, or the member has left.
+    pub async fn next(&self, limit: Option<Duration>) -> Result<Option<AnyHold>, CallError> {
         let next = async {
-            Ok::<_, CallError>(match self {
-                Self::Plain(member) => AnyHold::PlainPartition(member.next().await?),
-                Self::Fenced(member) => AnyHold::FencedPartition(member.next().await?),
+            let mut member = self.member.lock().await;
+            Ok::<_, CallError>(match member.as_mut().ok_or(CallError::Left)? {
+                Kinds::Plain(member) => AnyHold::PlainPartition(member.next().await?),
+                Kinds::Fenced(member) => AnyHold::FencedPartition(member.next().await?),
             })
         };
-        match limit {
-            None => next.await.map(Some),
-            Some(limit) => tokio::time::timeout(limit, next).await.ok().transpose(),
+        let next = async {
+            match limit {
+                None => next.await.map(Some),
+                Some(limit) => tokio::time::timeout(limit, next).await.ok().transpose(),
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.left.cancelled() => Err(CallError::Left),
+            next = next => next,
         }
     }
 
-    /// Leaves the group: others get its partitions.
+    /// Leaves the group: others get its partitions. It begins at once, and goes on in the background if the
+    /// future is dropped. To be called in the runtime.
     ///
     /// # Errors
-    /// As `PartitionMember::leave`.
-    pub async fn leave(self) -> Result<(), CallError> {
-        Ok(with!(self, member => member.leave().await)?)
+    /// As `PartitionMember::leave`, or the member has left.
+    pub fn leave(&self) -> impl Future<Output = Result<(), CallError>> + Send + use<> {
+        self.left.cancel();
+        let shared = self.member.clone();
+        in_background(async move {
+            let member = shared.lock().await.take().ok_or(CallError::Left)?;
+            Ok(with!(member, member => member.leave().await)?)
+        })
+    }
+
+    /// Leaves the group in the background, unless a call on it is in progress.
+    pub fn abandon(&self) {
+        if let Ok(mut member) = self.member.try_lock() {
+            member.take();
+        }
     }
 }

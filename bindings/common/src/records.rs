@@ -10,7 +10,7 @@ use lockkeeper::once::{
 use lockkeeper::url::Url;
 use lockkeeper::{BackendError, BackendErrorKind, ConnectError};
 
-use crate::errors::CallError;
+use crate::errors::{CallError, ErrorShown};
 
 /// The limit of a request to Redis.
 const REDIS_LIMIT: Duration = Duration::from_secs(5);
@@ -25,15 +25,26 @@ pub enum RecordStore {
 macro_rules! with {
     ($store:expr, $it:ident => $do:expr) => {
         match $store {
-            RecordStore::File($it) => $do.map_err(failed),
-            RecordStore::Redis($it) => $do.map_err(failed),
-            RecordStore::DynamoDb($it) => $do.map_err(failed),
+            RecordStore::File($it) => $do.map_err(AnyError::from),
+            RecordStore::Redis($it) => $do.map_err(AnyError::from),
+            RecordStore::DynamoDb($it) => $do,
         }
     };
 }
 
-fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> CallError {
-    BackendError::new(BackendErrorKind::Unreachable, format!("the records: {}", error.into())).into()
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A record can't be read: nothing was done.
+fn unread(error: &AnyError) -> CallError {
+    let kind =
+        if error.is::<std::io::Error>() { BackendErrorKind::Operator } else { BackendErrorKind::Unreachable };
+    BackendError::new(kind, format!("the records can't be read, and nothing was done: {error}")).into()
+}
+
+/// A record may not have been written, although the work was done.
+fn unwritten(error: &AnyError) -> CallError {
+    let text = format!("the work was done, and may not be recorded, so it may be done again: {error}");
+    CallError::Other(ErrorShown::new("NotRecorded", &text))
 }
 
 impl RecordStore {
@@ -77,19 +88,19 @@ impl RecordStore {
             let (option, value) = ("key", format!("{} bytes", key.len()));
             return Err(CallError::Option { option, value, allowed: "give 1 to 512 bytes" });
         }
-        with!(self, records => records.get(key).await)
+        with!(self, records => records.get(key).await).map_err(|error| unread(&error))
     }
 
     /// Stores a record unless the key has one; the key's record.
     ///
     /// # Errors
-    /// The outcome is too large, or the store failed.
+    /// The outcome is too large, or `NotRecorded`: the store failed.
     pub async fn put(&self, key: &str, record: &OnceRecord) -> Result<OnceRecord, CallError> {
         if record.outcome.len() > OUTCOME_BYTES_MAX {
             let (option, value) = ("outcome", format!("{} bytes", record.outcome.len()));
             let allowed = "the work was done, but only outcomes of at most 64 KiB can be recorded";
             return Err(CallError::Option { option, value, allowed });
         }
-        with!(self, records => records.put(key, record).await)
+        with!(self, records => records.put(key, record).await).map_err(|error| unwritten(&error))
     }
 }

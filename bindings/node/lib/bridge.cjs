@@ -50,8 +50,9 @@ const bridge = new native.Bridge((completions) => {
     }
     const call = calls.get(id);
     if (call === undefined) {
-      // Cancelled after it was granted.
+      // Cancelled after it was granted, or after a member has joined.
       if (kind === HELD) bridge.abandon(rest[0]);
+      else if (kind === ENDED) rest[0]?.abandon?.();
       continue;
     }
     end(id, call);

@@ -44,6 +44,7 @@ define("AcquireTimeout", "TIMED_OUT", classes.AcquireError);
 define("Ambiguous", "AMBIGUOUS", classes.AcquireError);
 define("ReleaseNotConfirmed", "RELEASE_NOT_CONFIRMED");
 define("DoneTwice", "DONE_TWICE");
+define("NotRecorded", "NOT_RECORDED");
 define("NoAnswer", "NO_ANSWER");
 define("Released", "RELEASED");
 define("FenceError", "FENCE");
@@ -69,4 +70,13 @@ function native(call) {
   }
 }
 
-module.exports = { ...classes, described, native };
+/** Refuses options of other names. */
+function checkNames(what, options, known) {
+  for (const option of Object.keys(options)) {
+    if (known.includes(option)) continue;
+    const limit = known.join(", ");
+    throw new classes.InvalidOption(`\`${option}\` is no option of ${what}; there are ${limit}`, { option, limit });
+  }
+}
+
+module.exports = { ...classes, checkNames, described, native };

@@ -1,6 +1,6 @@
 "use strict";
 
-const { Released, ReleaseNotConfirmed } = require("./errors.cjs");
+const { Released, ReleaseNotConfirmed, checkNames } = require("./errors.cjs");
 const { bridge, call, checked, guards, keepAlive, letGo } = require("./bridge.cjs");
 
 // Node before 20.4 has none, and TypeScript's `await using` needs it.
@@ -142,7 +142,8 @@ const partition = (Base) =>
       return this.loss !== null || checked(() => bridge.isLeaving(this._hold));
     }
 
-    async leaving({ signal } = {}) {
+    async leaving({ signal, ...others } = {}) {
+      checkNames("`leaving`", others, ["signal"]);
       await call((id) => bridge.leaving(id, this._hold), signal);
     }
   };

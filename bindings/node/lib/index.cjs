@@ -6,19 +6,15 @@ const { randomUUID } = require("node:crypto");
 
 const { version } = require("../package.json");
 const { bridge, call, checked } = require("./bridge.cjs");
-const { described: _described, native: _native, ...errors } = require("./errors.cjs");
+const { checkNames, described: _described, native: _native, ...errors } = require("./errors.cjs");
 const { FencedGuard, Guard, bytes, partition, run } = require("./guard.cjs");
 
 const TIMES = ["ttl", "maxHold", "minHold", "keepClosed", "lockDelay", "linger", "minValidity", "grace"];
-const OPTIONS = new Set([...TIMES, "renew", "wait", "subtree", "value", "meta"]);
+const OPTIONS = [...TIMES, "renew", "wait", "subtree", "value", "meta"];
 
 /** The options of a lock, as the native module takes them. */
 function lockOptions(options = {}) {
-  for (const option of Object.keys(options)) {
-    if (OPTIONS.has(option)) continue;
-    const limit = [...OPTIONS].join(", ");
-    throw new errors.InvalidOption(`\`${option}\` is no option of a lock; there are ${limit}`, { option, limit });
-  }
+  checkNames("a lock", options, OPTIONS);
   for (const option of TIMES) {
     const value = options[option];
     if (value !== undefined && typeof value !== "number") throw invalid(option, value, "give milliseconds, 0 or more");
@@ -54,12 +50,14 @@ class Lock {
     this.#made = made;
   }
 
-  async acquire({ signal, wait } = {}) {
+  async acquire({ signal, wait, ...others } = {}) {
+    checkNames("`acquire`", others, ["signal", "wait"]);
     if (wait !== undefined) checkWait(wait);
     return call((id) => bridge.acquire(id, this.#native, wait), signal, this.#made);
   }
 
-  async tryAcquire({ signal } = {}) {
+  async tryAcquire({ signal, ...others } = {}) {
+    checkNames("`tryAcquire`", others, ["signal"]);
     return call((id) => bridge.tryAcquire(id, this.#native), signal, this.#made);
   }
 
@@ -118,7 +116,8 @@ function record(json) {
   return { attempt, outcome: Buffer.from(outcome, "base64") };
 }
 
-async function records(url, { keepFor, signal } = {}) {
+async function records(url, { keepFor, signal, ...others } = {}) {
+  checkNames("`records`", others, ["keepFor", "signal"]);
   return new Records(await call((id) => bridge.records(id, url, keepFor), signal));
 }
 
@@ -136,7 +135,8 @@ class Election {
     this.#made = made;
   }
 
-  async campaign({ value = "", signal } = {}) {
+  async campaign({ value = "", signal, ...others } = {}) {
+    checkNames("`campaign`", others, ["signal", "value"]);
     const start = (id) => bridge.campaign(id, this.#locks, this.#name, bytes(value), this.#options);
     return call(start, signal, this.#made);
   }
@@ -146,11 +146,13 @@ class Election {
     return run(await this.campaign(options), section);
   }
 
-  async leader({ signal } = {}) {
+  async leader({ signal, ...others } = {}) {
+    checkNames("`leader`", others, ["signal"]);
     return leader(await call((id) => bridge.leader(id, this.#locks, this.#name), signal));
   }
 
-  async *observe({ signal } = {}) {
+  async *observe({ signal, ...others } = {}) {
+    checkNames("`observe`", others, ["signal"]);
     const watch = bridge.observe(this.#locks, this.#name);
     for (;;) yield leader(await call((id) => bridge.nextLeader(id, watch), signal));
   }
@@ -169,7 +171,6 @@ const members = new Set();
 class PartitionMember {
   #native;
   #made;
-  #left = new AbortController();
 
   constructor(native, made) {
     this.#native = native;
@@ -177,9 +178,8 @@ class PartitionMember {
     members.add(this);
   }
 
-  async next({ timeout, signal: given } = {}) {
-    const left = this.#left.signal;
-    const signal = given ? AbortSignal.any([given, left]) : left;
+  async next({ timeout, signal, ...others } = {}) {
+    checkNames("`next`", others, ["signal", "timeout"]);
     return call((id) => bridge.nextPartition(id, this.#native, timeout), signal, this.#made);
   }
 
@@ -189,8 +189,6 @@ class PartitionMember {
 
   async leave() {
     members.delete(this);
-    // Else the member is in use by `next`.
-    this.#left.abort(new errors.Released("this member has left its group; join it again"));
     await call((id) => bridge.leave(id, this.#native));
   }
 
@@ -215,7 +213,8 @@ class Partitions {
     this.#made = made;
   }
 
-  async join({ signal } = {}) {
+  async join({ signal, ...others } = {}) {
+    checkNames("`join`", others, ["signal"]);
     const start = (id) => bridge.join(id, this.#locks, this.#name, this.#count, this.#options);
     return new PartitionMember(await call(start, signal), this.#made);
   }
@@ -303,11 +302,13 @@ class Locks {
     return JSON.parse(await call((id) => bridge.checkToken(id, this.#native, name, token)));
   }
 
-  async breakHold(name, token, { reason, by, now = false }) {
+  async breakHold(name, token, { reason, by, now = false, ...others }) {
+    checkNames("`breakHold`", others, ["reason", "by", "now"]);
     return JSON.parse(await call((id) => bridge.breakHold(id, this.#native, name, token, reason, by, now)));
   }
 
-  async close({ limit = 5000 } = {}) {
+  async close({ limit = 5000, ...others } = {}) {
+    checkNames("`close`", others, ["limit"]);
     await call((id) => bridge.close(id, this.#native, limit));
   }
 
@@ -329,7 +330,8 @@ function known(fields) {
   return Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== null));
 }
 
-async function connect(url, { label, signal } = {}) {
+async function connect(url, { label, signal, ...others } = {}) {
+  checkNames("`connect`", others, ["label", "signal"]);
   return new Locks(await call((id) => bridge.connect(id, url, label), signal), false);
 }
 

@@ -249,7 +249,7 @@ export type Partition<G extends Guard = Guard> = G & {
   readonly index: number;
   /** Whether another member waits for it, or it is lost: release it soon. */
   readonly isLeaving: boolean;
-  /** Waits until `isLeaving`. */
+  /** Waits until `isLeaving`, or the partition is released. */
   leaving(options?: { signal?: AbortSignal }): Promise<void>;
 };
 
@@ -397,6 +397,8 @@ export class NoAnswer extends LockkeeperError {}
 export class DoneTwice extends LockkeeperError {
   readonly outcome: Uint8Array;
 }
+/** The work of `once` was done, and the records failed: unless it was recorded, it may be done again. */
+export class NotRecorded extends LockkeeperError {}
 /** The lock was released before. */
 export class Released extends LockkeeperError {}
 

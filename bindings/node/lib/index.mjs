@@ -20,6 +20,7 @@ export const {
   LockkeeperError,
   NeedsOperator,
   NoAnswer,
+  NotRecorded,
   NotFenced,
   Refused,
   ReleaseNotConfirmed,

@@ -37,7 +37,7 @@ pub(crate) fn milliseconds(option: &'static str, value: f64) -> Result<Duration,
     Duration::try_from_secs_f64(value / 1e3).map_err(|_| CallError::Option {
         option,
         value: value.to_string(),
-        allowed: "give milliseconds, 0 or more",
+        allowed: "give milliseconds, from 0 to 1.8e22",
     })
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use lockkeeper::Leader;
-use lockkeeper_bindings::{AnyMember, CallError};
+use lockkeeper_bindings::SharedMember;
 use napi::bindgen_prelude::Uint8Array;
 use napi_derive::napi;
 use serde_json::json;
@@ -22,14 +22,21 @@ pub struct Leaders(Arc<Mutex<lockkeeper::LeaderWatch>>);
 
 /// A member of a group that divides partitions.
 #[napi(js_name = "PartitionMember")]
-pub struct NativeMember(Arc<Mutex<Option<AnyMember>>>);
+pub struct NativeMember(SharedMember);
 
 impl Drop for NativeMember {
     fn drop(&mut self) {
         // Else a call has it, and drops it in the runtime.
-        if let Ok(mut member) = self.0.try_lock() {
-            within(|| drop(member.take()));
-        }
+        within(|| self.0.abandon());
+    }
+}
+
+#[napi]
+impl NativeMember {
+    /// Leaves the group in the background, unless a call on it is in progress.
+    #[napi]
+    pub fn abandon(&self) {
+        within(|| self.0.abandon());
     }
 }
 
@@ -92,7 +99,7 @@ impl Bridge {
         let (options, locks) = (options.checked()?, locks.0.clone());
         self.begin(call, async move {
             let member = locks.join(name, count, options).await?;
-            Ok(CallAnswer::object(NativeMember(Arc::new(Mutex::new(Some(member))))))
+            Ok(CallAnswer::object(NativeMember(member)))
         });
         Ok(())
     }
@@ -102,10 +109,7 @@ impl Bridge {
     pub fn next_partition(&self, call: u32, member: &NativeMember, limit: Option<f64>) -> napi::Result<()> {
         let limit = limit.map(|limit| milliseconds("timeout", limit)).transpose().map_err(throw)?;
         let member = member.0.clone();
-        self.begin_hold(call, async move {
-            let mut member = member.lock().await;
-            member.as_mut().ok_or(CallError::Released)?.next(limit).await
-        });
+        self.begin_hold(call, async move { member.next(limit).await });
         Ok(())
     }
 
@@ -114,7 +118,7 @@ impl Bridge {
     pub fn leave(&self, call: u32, member: &NativeMember) {
         let member = member.0.clone();
         self.begin(call, async move {
-            member.lock().await.take().ok_or(CallError::Released)?.leave().await?;
+            member.leave().await?;
             Ok(CallAnswer::Nothing)
         });
     }

@@ -24,6 +24,7 @@ say({
 /** The client, once it has connected. */
 let connected;
 let ttl;
+/** The guards by name, also those that were released. */
 const holds = new Map();
 /** The controllers of the acquires that wait, by their commands' ids. */
 const waiting = new Map();
@@ -44,7 +45,7 @@ function held(hold) {
 function keep(hold, guard) {
   holds.set(hold, guard);
   guard.signal.addEventListener("abort", () => {
-    if (holds.get(hold) === guard) say({ event: "lost", hold });
+    if (holds.get(hold) === guard && !guard.isReleased) say({ event: "lost", hold });
   });
   return { token: guard.tokenHint ?? null, valid_ms: validMs(guard) };
 }
@@ -116,10 +117,10 @@ const commands = {
 
   async release({ hold }) {
     const guard = held(hold);
-    holds.delete(hold);
+    const isAgain = guard.isReleased;
     try {
       await guard.release();
-      return { was: "held" };
+      return { was: isAgain ? "released" : "held" };
     } catch (error) {
       if (error instanceof errors.LockLost) return { was: "lost" };
       throw error;

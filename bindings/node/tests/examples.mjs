@@ -11,15 +11,30 @@ import { work } from "../examples/worker.mjs";
 import { own, turn, unique } from "./support.mjs";
 
 const REDIS = new URL(process.env.LOCKKEEPER_REDIS_URL);
-const redis = () => new Redis(Number(REDIS.port), REDIS.hostname);
+const redis = () => new Redis(Number(REDIS.port), REDIS.hostname, { autoResendUnfulfilledCommands: false });
 
 test("workers do every job once", async () => {
   const locks = (await connect(own)).fenced();
   const [store, stop] = [redis(), new AbortController()];
-  const workers = Array.from({ length: 3 }, () => work(locks, redis(), store, stop.signal));
+  const names = ["one", "two", "three"];
+  const start = (name) => work(locks, redis(), store, name, stop.signal);
   const customer = unique();
-  for (let job = 0; job < 30; job++) await store.rpush("jobs", JSON.stringify({ customer, amount: 1, job }));
-  while (Number(await store.get(`balance:{${customer}}`)) < 30 || (await store.llen("jobs:taken")) > 0) await turn();
+  const jobs = Array.from({ length: 30 }, (_, id) => JSON.stringify({ id, customer, amount: 1 }));
+  // One that has died has left a job.
+  await store.rpush("jobs:taken:one", jobs[0]);
+  await store.rpush("jobs", ...jobs.slice(1));
+  const workers = names.map(start);
+  const idle = async () => {
+    const lists = await Promise.all(["jobs", ...names.map((name) => `jobs:taken:${name}`)].map((list) => store.llen(list)));
+    return lists.every((length) => length === 0);
+  };
+  while (!(await idle())) await turn();
+  assert.equal(await store.get(`balance:{${customer}}`), "30");
+  // One that has died after its write has left its job.
+  await store.rpush("jobs:taken:four", jobs[7]);
+  names.push("four");
+  workers.push(start("four"));
+  while (!(await idle())) await turn();
   assert.equal(await store.get(`balance:{${customer}}`), "30");
   stop.abort();
   await Promise.all(workers);

@@ -11,7 +11,7 @@ import makeExpress from "express";
 import makeFastify from "fastify";
 import { Redis } from "ioredis";
 import pg from "pg";
-import { connect, EffectFailed, FenceError, NotFenced, Repeated, Stale } from "lockkeeper";
+import { connect, EffectFailed, FenceError, Repeated, Stale } from "lockkeeper";
 import { DynamoDbFence } from "lockkeeper/fences/dynamodb";
 import { express, fastify } from "lockkeeper/fences/http";
 import { RedisFence, key } from "lockkeeper/fences/ioredis";
@@ -60,12 +60,25 @@ test("PostgreSQL: a stale holder is refused, and its transaction does nothing", 
   });
   const { rows } = await client.query("SELECT state FROM orders WHERE name = $1", [name]);
   assert.deepEqual(rows, [{ state: "new" }]);
-  await postgres.once(client, unique(), seven);
-  await postgres.enter(client, "both", seven);
-  await assert.rejects(postgres.once(client, "both", seven), Repeated);
-  await assert.rejects(postgres.write(client, name, { token: held.token, mode: "shared" }), NotFenced);
-  await postgres.enter(client, name + "/permits", { token: 5, mode: "permit", slot: 1 });
-  await postgres.enter(client, name + "/permits", { token: 4, mode: "permit", slot: 2 });
+  await transaction(() => postgres.once(client, unique(), seven));
+  await transaction(() => postgres.enter(client, "both", seven));
+  await assert.rejects(
+    transaction(() => postgres.once(client, "both", seven)),
+    Repeated,
+  );
+  await assert.rejects(
+    transaction(() => postgres.write(client, name, { token: held.token, mode: "shared" })),
+    { name: "NotFenced", message: /shared may only enter/ },
+  );
+  await transaction(async () => {
+    await postgres.enter(client, name + "/permits", { token: 5, mode: "permit", slot: 1 });
+    await postgres.enter(client, name + "/permits", { token: 4, mode: "permit", slot: 2 });
+  });
+  const pool = new pg.Pool({ connectionString: POSTGRES_URL });
+  for (const alone of [client, pool]) {
+    await assert.rejects(postgres.write(alone, name, held), { name: "NotFenced", message: /no transaction is open/ });
+  }
+  await pool.end();
   assert.match(postgres.grantsSql("app"), /GRANT/);
   await assert.rejects(client.query("SELECT * FROM no_such_table"), { code: "42P01" });
   await held.release();
@@ -73,7 +86,9 @@ test("PostgreSQL: a stale holder is refused, and its transaction does nothing", 
 });
 
 test("Redis: check and commands are one step", async () => {
-  const redis = new Redis(REDIS_URL);
+  const resends = new Redis(REDIS_URL, { lazyConnect: true });
+  await assert.rejects(RedisFence.connect(resends), { name: "NotFenced", message: /autoResendUnfulfilledCommands/ });
+  const redis = new Redis(REDIS_URL, { autoResendUnfulfilledCommands: false });
   const fence = await RedisFence.connect(redis);
   const [old, held] = await holders();
   const name = unique();
@@ -180,6 +195,31 @@ for (const [framework, serve] of Object.entries({
     assert.equal((await send("PUT", { "fencing-token": "x" }))[0], 400);
   });
 }
+
+test("express: a read ends with its answer, and a resource must have a name", async (t) => {
+  const app = makeExpress();
+  const fence = { wait: 200, resource: (request) => request.headers["x-resource"] };
+  app.use(express(path.join(MARKS, "reads.redb"), fence));
+  app.get("/stock", (request, response) => response.writeHead(200).write("first part"));
+  app.get("/gone", (request) => request.socket.destroy());
+  app.put("/stock", (request, response) => response.end());
+  app.use((error, request, response, next) => response.status(500).end(error.message));
+  const server = createServer(app).listen(0, "127.0.0.1");
+  await once(server, "listening");
+  t.after(() => server.closeAllConnections());
+  t.after(() => server.close());
+  const send = (method, path, token, resource = { "x-resource": path }) =>
+    fetch(`http://127.0.0.1:${server.address().port}${path}`, {
+      method,
+      headers: { "fencing-token": String(token), ...resource },
+    });
+  assert.equal((await send("GET", "/stock", 7)).status, 200);
+  assert.equal((await send("PUT", "/stock", 8)).status, 200);
+  await assert.rejects(send("GET", "/gone", 7, { "x-resource": "/stock/9" }));
+  assert.equal((await send("PUT", "/stock", 8, { "x-resource": "/stock/9" })).status, 200);
+  const unnamed = await send("PUT", "/stock", 9, {});
+  assert.deepEqual([unnamed.status, /must name the resource/.test(await unnamed.text())], [500, true]);
+});
 
 test("express: a newer token waits for the handler, whose client may have gone", async (t) => {
   const app = makeExpress();

@@ -179,6 +179,12 @@ test("elections and partitions", async () => {
     if (mine.size === 2) break;
   }
   assert.equal(await member.next({ timeout: 10 }), null);
+  // A release ends the wait for a wish of others.
+  const first = mine.get(0);
+  const wished = first.leaving();
+  await first.release();
+  await wished;
+  mine.set(0, await member.next());
   const leaving = [...mine.values()].map(async (partition) => {
     await partition.leaving();
     await partition.release();
@@ -234,6 +240,12 @@ test("errors say what was wrong, and what to do", async () => {
     return error.code === "INVALID_URL" && error.name === "InvalidUrl" && error.message.includes("mysql");
   });
   const locks = await connect(own);
+  await assert.rejects(locks.mutex("a").acquire({ timeout: 1000 }), { name: "InvalidOption", option: "timeout" });
+  await assert.rejects(
+    locks.mutex("a").run(() => {}, { timeout: 1000 }),
+    { name: "InvalidOption", option: "timeout", limit: "signal, wait" },
+  );
+  assert.throws(() => locks.mutex("a", { ttl: Infinity }), { name: "InvalidOption", option: "ttl" });
   assert.throws(() => locks.mutex("a", { tll: 1 }), { name: "InvalidOption", option: "tll" });
   assert.throws(() => locks.mutex("a", { ttl: -1 }), { name: "InvalidOption", option: "ttl", value: "-1" });
   assert.throws(() => locks.mutex("a", { ttl: "10 s" }), { name: "InvalidOption", option: "ttl", value: "10 s" });

@@ -40,6 +40,8 @@ export async function main(signal: AbortSignal): Promise<void> {
     await postgres.enter(client, `p/${one.index}`, one);
   }
   await postgres.write(client, "a", { token: number, mode: "permit", slot: 1 });
+  // @ts-expect-error: a pool has no transaction
+  await postgres.write({ ...client, totalCount: 1 }, "a", guard);
   await fence.write("a", guard, [["SET", key("a"), 1]]);
   // @ts-expect-error: a guard without a token is not fenced
   await fence.write("a", await locks.mutex("a").acquire(), []);

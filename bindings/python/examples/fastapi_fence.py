@@ -33,5 +33,6 @@ async def take_one(shop: Any, name: str) -> int:
     async with locks.mutex(f"stock/{name}") as guard:
         headers = {"Fencing-Token": str(guard.token)}
         pieces = int((await shop.get(f"/stock/{name}", headers=headers)).json()) - 1
-        await shop.put(f"/stock/{name}", params={"pieces": pieces}, headers=headers)
+        answer = await shop.put(f"/stock/{name}", params={"pieces": pieces}, headers=headers)
+        answer.raise_for_status()  # 412: this holder is stale, and has taken nothing
         return pieces

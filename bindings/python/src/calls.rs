@@ -77,10 +77,27 @@ fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = Result<T, CallErro
 type Completion = Box<dyn FnOnce(Python<'_>) -> PyResult<()> + Send>;
 
 /// The calls of one event loop that have ended, until the loop has taken their results.
-#[pyclass(frozen)]
+///
+/// The loop alone owns it, as the reader of its descriptor. Once the loop is closed, its calls are dropped:
+/// they refer to its tasks, which could never be garbage otherwise, and nor could the holds of these.
+#[pyclass(frozen, weakref)]
 pub(crate) struct Bridge(Owned<Arc<Completions>>);
 
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        // A child of the process has none of its tasks.
+        if let Ok(completions) = self.0.get() {
+            completions.closed.cancel();
+            let ended = std::mem::take(&mut *completions.ended());
+            // Among them may be holds. Fails only if no runtime could be started.
+            let _ = process::within(|| drop(ended));
+        }
+    }
+}
+
 pub(crate) struct Completions {
+    /// Cancelled once the loop is closed.
+    closed: CancellationToken,
     ended: Mutex<Vec<Completion>>,
     /// Readable while there are completions.
     signal: EventFd,
@@ -107,7 +124,11 @@ impl Bridge {
     fn new() -> PyResult<Self> {
         let signal = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|error| errors::operator(&format!("no file descriptor for an event loop: {error}")))?;
-        Ok(Self(Owned::new(Arc::new(Completions { ended: Mutex::default(), signal }))))
+        Ok(Self(Owned::new(Arc::new(Completions {
+            closed: CancellationToken::new(),
+            ended: Mutex::default(),
+            signal,
+        }))))
     }
 
     /// The descriptor for the loop's `add_reader`.
@@ -143,10 +164,13 @@ impl Bridge {
         let completions = self.0.get()?.clone();
         let ended = result.clone().unbind();
         let task = process::spawn(async move {
-            let answer = call.await;
-            completions.push(Box::new(move |py| complete(ended.bind(py), answer)));
+            tokio::select! {
+                biased;
+                () = completions.closed.cancelled() => {}
+                answer = call => completions.push(Box::new(move |py| complete(ended.bind(py), answer))),
+            }
         })?;
-        result.call_method1("add_done_callback", (Py::new(py, AbortIfCancelled(task))?,))?;
+        result.call_method1("add_done_callback", (Py::new(py, AbortIfCancelled(Owned::new(task)))?,))?;
         Ok(())
     }
 
@@ -154,10 +178,13 @@ impl Bridge {
     pub(crate) fn tell(&self, token: CancellationToken, callback: Py<PyAny>) -> PyResult<Telling> {
         let completions = self.0.get()?.clone();
         let task = process::spawn(async move {
-            token.cancelled().await;
-            completions.push(Box::new(move |py| callback.call0(py).map(drop)));
+            tokio::select! {
+                biased;
+                () = completions.closed.cancelled() => {}
+                () = token.cancelled() => completions.push(Box::new(move |py| callback.call0(py).map(drop))),
+            }
         })?;
-        Ok(Telling(task))
+        Ok(Telling(Owned::new(task)))
     }
 }
 
@@ -176,13 +203,13 @@ fn complete<T: IntoObject>(future: &Bound<'_, PyAny>, answer: Result<T, CallErro
 
 /// Drops a call if its future was cancelled, which abandons its request.
 #[pyclass(frozen)]
-struct AbortIfCancelled(AbortHandle);
+struct AbortIfCancelled(Owned<AbortHandle>);
 
 #[pymethods]
 impl AbortIfCancelled {
     fn __call__(&self, future: &Bound<'_, PyAny>) -> PyResult<()> {
         if future.call_method0("cancelled")?.is_truthy()? {
-            self.0.abort();
+            self.0.get()?.abort();
         }
         Ok(())
     }
@@ -190,11 +217,14 @@ impl AbortIfCancelled {
 
 /// Registers a callback for a loss; dropping it removes the callback.
 #[pyclass(frozen)]
-pub(crate) struct Telling(AbortHandle);
+pub(crate) struct Telling(Owned<AbortHandle>);
 
 impl Drop for Telling {
     fn drop(&mut self) {
-        self.0.abort();
+        // A child of the process has no such task.
+        if let Ok(task) = self.0.get() {
+            task.abort();
+        }
     }
 }
 

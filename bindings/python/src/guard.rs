@@ -16,7 +16,7 @@ use crate::process::{self, Owned};
 #[pyclass(frozen, name = "Guard")]
 pub(crate) struct HeldLock {
     hold: Owned<SharedHold>,
-    lost: CancellationToken,
+    lost: Owned<CancellationToken>,
     token: Option<u64>,
     slot: Option<u32>,
     index: Option<u32>,
@@ -24,7 +24,7 @@ pub(crate) struct HeldLock {
 
 impl IntoObject for AnyHold {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let (lost, token) = (self.lost(), self.token().map(Token::get));
+        let (lost, token) = (Owned::new(self.lost()), self.token().map(Token::get));
         let (slot, index) = (self.slot(), self.index());
         let hold = Owned::new(SharedHold::new(self));
         Ok(Py::new(py, HeldLock { hold, lost, token, slot, index })?.into_any())
@@ -81,8 +81,7 @@ impl HeldLock {
 
     #[getter]
     fn lost(&self) -> PyResult<Lost> {
-        self.hold.get()?;
-        Ok(Lost(Owned::new(self.lost.clone())))
+        Ok(Lost(Owned::new(self.lost.get()?.clone())))
     }
 
     /// Why the hold is lost; `None` if it is not.
@@ -143,7 +142,8 @@ impl HeldLock {
     /// Releases the hold; waits for calls on it that are in progress.
     #[pyo3(signature = (place=None))]
     fn release(&self, py: Python<'_>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
-        self.call(py, place, |hold| async move { hold.release().await })
+        let hold = self.hold.get()?;
+        call(py, place, process::within(|| hold.release())?)
     }
 
     /// Gives the hold up without waiting: it is released in the background.

@@ -62,7 +62,7 @@ impl WaitOption {
 /// It is negative, no number, or too large.
 pub(crate) fn seconds(option: &'static str, value: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(value).map_err(|_| {
-        let (value, allowed) = (value.to_string(), "give seconds, 0 or more");
+        let (value, allowed) = (value.to_string(), "give seconds, from 0 to 1.8e19");
         exception(CallError::Option { option, value, allowed })
     })
 }

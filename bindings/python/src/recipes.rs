@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use lockkeeper_bindings::{AnyMember, CallError};
+use lockkeeper_bindings::{CallError, SharedMember};
 use pyo3::prelude::*;
 use tokio::sync::Mutex;
 
 use crate::calls::{InLoop, IntoObject, call};
 use crate::locks::NativeLocks;
 use crate::options::{Options, seconds};
-use crate::process::Owned;
+use crate::process::{self, Owned};
 
 /// A leader: its token, its label, and its value.
 struct LeaderNow(Option<lockkeeper::Leader>);
@@ -21,10 +21,9 @@ impl IntoObject for LeaderNow {
     }
 }
 
-impl IntoObject for AnyMember {
+impl IntoObject for SharedMember {
     fn into_object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let member = Owned::new(Arc::new(Mutex::new(Some(self))));
-        Ok(Py::new(py, NativeMember(member))?.into_any())
+        Ok(Py::new(py, NativeMember(Owned::new(self)))?.into_any())
     }
 }
 
@@ -99,7 +98,7 @@ impl Leaders {
 
 /// A member of a group that divides partitions.
 #[pyclass(frozen, name = "PartitionMember")]
-pub(crate) struct NativeMember(Owned<Arc<Mutex<Option<AnyMember>>>>);
+pub(crate) struct NativeMember(Owned<SharedMember>);
 
 #[pymethods]
 impl NativeMember {
@@ -108,19 +107,13 @@ impl NativeMember {
     fn next(&self, py: Python<'_>, timeout: Option<f64>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
         let member = self.0.get()?.clone();
         let limit = timeout.map(|limit| seconds("timeout", limit)).transpose()?;
-        call(py, place, async move {
-            let mut member = member.lock().await;
-            member.as_mut().ok_or(CallError::Released)?.next(limit).await
-        })
+        call(py, place, async move { member.next(limit).await })
     }
 
     /// Leaves the group: others get its partitions.
     #[pyo3(signature = (place=None))]
     fn leave(&self, py: Python<'_>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
-        let member = self.0.get()?.clone();
-        call(py, place, async move {
-            let member = member.lock().await.take().ok_or(CallError::Released)?;
-            member.leave().await
-        })
+        let member = self.0.get()?;
+        call(py, place, process::within(|| member.leave())?)
     }
 }

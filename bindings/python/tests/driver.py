@@ -96,6 +96,10 @@ class Driver:
 
     locks: Any = None
 
+    def __init__(self) -> None:
+        #: The holds whose release was called; their guards are kept, for another one.
+        self.released: set[str] = set()
+
     def client(self) -> Any:
         if self.locks is None:
             raise Wrong("connect first")
@@ -139,6 +143,7 @@ class Threads(Driver):
     """A thread for each command."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.holds: dict[str, Any] = {}
         self.waiting: dict[int, int] = {}
         self.turn = threading.Lock()
@@ -183,9 +188,9 @@ class Threads(Driver):
 
     def watch(self, hold: str, guard: Any) -> None:
         while not guard.lost.wait(0.1):
-            if self.holds.get(hold) is not guard:
+            if hold in self.released or hold not in self.holds:
                 return
-        if self.holds.get(hold) is guard:
+        if hold not in self.released and hold in self.holds:
             say({"event": "lost", "hold": hold})
 
     def cancel(self, command: Command) -> None:
@@ -196,10 +201,11 @@ class Threads(Driver):
 
     def release(self, command: Command) -> dict[str, Any]:
         with self.turn:
-            guard = self.holds.pop(command["hold"])
+            guard, is_again = self.holds[command["hold"]], command["hold"] in self.released
+            self.released.add(command["hold"])
         try:
             guard.release()
-            return {"was": "held"}
+            return {"was": "released" if is_again else "held"}
         except lockkeeper.LockLost:
             return {"was": "lost"}
 
@@ -216,6 +222,7 @@ class Tasks(Driver):
     """A task for each hold: the loss cancels it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.holds: dict[str, tuple[Any, asyncio.Future[Command]]] = {}
         #: The tasks of commands that are not answered, and those of holds (a loop keeps no task alive).
         self.waiting: dict[int, asyncio.Task[None]] = {}
@@ -282,7 +289,12 @@ class Tasks(Driver):
             task.cancel()
 
     async def release(self, command: Command) -> None:
-        guard, released = self.holds.pop(command["hold"])
+        guard, released = self.holds[command["hold"]]
+        if command["hold"] in self.released:
+            await guard.release()
+            answer(command, {"was": "released"})
+            return
+        self.released.add(command["hold"])
         if guard.lost.is_set():
             answer(command, {"was": "lost"})
         else:

@@ -1,9 +1,12 @@
 """The API for asyncio."""
 
 import asyncio
+import contextlib
+import gc
 import random
 import time
 from pathlib import Path
+from typing import Any, AsyncIterator
 
 import lockkeeper
 import pytest
@@ -98,6 +101,149 @@ def test_loss_cancels_the_block_and_raises_lock_lost(own: str, name: str) -> Non
             await other
         async with locks.mutex(name, wait=30):
             pass
+
+    asyncio.run(main())
+
+
+def test_loss_is_raised_by_a_block_that_swallows_all_cancels(own: str, name: str) -> None:
+    async def section() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        async with (await aio.connect(own)).mutex(name, max_hold=0.2):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            task.cancel("by somebody else")
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    async def main() -> None:
+        with pytest.raises(lockkeeper.LockLost):
+            await asyncio.create_task(section())
+
+    asyncio.run(main())
+
+
+def test_blocks_end_in_other_tasks_and_in_any_order(own: str, name: str) -> None:
+    async def main() -> None:
+        semaphore = (await aio.connect(own)).semaphore(name, 2)
+
+        async def guards() -> AsyncIterator[aio.Guard]:
+            async with semaphore as guard:
+                yield guard
+
+        async def all_are_free() -> None:
+            for guard in [await semaphore.acquire(timeout=30) for _ in range(2)]:
+                await guard.release()
+
+        # The loop closes the generators, in a task of its own.
+        async for one in guards():
+            break
+        async for two in guards():
+            break
+        await all_are_free()
+
+        first, second = guards(), guards()
+        one, two = await first.__anext__(), await second.__anext__()
+        await first.aclose()  # type: ignore[attr-defined]
+        two.check()
+        with pytest.raises(lockkeeper.Released):
+            one.check()
+        await second.aclose()  # type: ignore[attr-defined]
+        await all_are_free()
+
+        # A stack is no block: its last lock is meant, or the only one.
+        async with contextlib.AsyncExitStack() as stack:
+            one, two = [await stack.enter_async_context(semaphore) for _ in range(2)]
+        await all_are_free()
+        stacks = [contextlib.AsyncExitStack() for _ in range(2)]
+        for stack in stacks:
+            await stack.enter_async_context(semaphore)
+        with pytest.raises(lockkeeper.LockkeeperError, match=r"2 blocks of this lock .* use `guard = lock.acquire\(\)`"):
+            await asyncio.create_task(stacks[0].aclose())
+        await stacks[1].aclose()
+
+    asyncio.run(main())
+
+
+def until_free(lock: lockkeeper.Lock[Any]) -> None:
+    deadline = time.monotonic() + 30
+    while (guard := lock.try_acquire()) is None:
+        assert time.monotonic() < deadline
+        gc.collect()
+    guard.release()
+
+
+def test_closed_loop_keeps_nothing(own: str, name: str) -> None:
+    free = lockkeeper.connect(own).mutex(name)
+    for is_held in [True, False]:
+        loop = asyncio.new_event_loop()
+        lock = loop.run_until_complete(aio.connect(own)).mutex(name)
+        before = None if is_held else free.acquire()
+
+        async def hold() -> None:
+            async with lock:
+                entered.set_result(None)
+                await loop.create_future()
+
+        entered = loop.create_future()
+        task = loop.create_task(hold())
+        loop.run_until_complete(entered if is_held else asyncio.wait([task], timeout=0.05))
+        loop.close()
+        del task, entered
+        if before is not None:
+            before.release()
+        until_free(free)
+
+
+def test_task_that_is_garbage_is_released(own: str, name: str) -> None:
+    async def main() -> None:
+        lock = (await aio.connect(own)).mutex(name)
+
+        async def hold() -> None:
+            async with lock:
+                entered.set()
+                await asyncio.get_running_loop().create_future()
+
+        entered = asyncio.Event()
+        task = asyncio.create_task(hold())
+        await entered.wait()
+        del task
+        gc.collect()
+        await (await lock.acquire(timeout=30)).release()
+
+    asyncio.run(main())
+
+
+def test_cancelled_release_goes_on(own: str, name: str) -> None:
+    async def main() -> None:
+        lock = (await aio.connect(own)).mutex(name)
+        guard = await lock.acquire()
+        changes = [guard.set_value(b"%d" % value) for value in range(64)]
+        release = asyncio.ensure_future(guard.release())
+        release.cancel()
+        await asyncio.gather(*changes)
+        await (await lock.acquire(timeout=30)).release()
+
+    asyncio.run(main())
+
+
+def test_partition_and_member_end_while_they_are_waited_for(own: str, name: str) -> None:
+    async def main() -> None:
+        member = await (await aio.connect(own)).partitions(name, 1).join()
+        partition = await member.next(timeout=30)
+        assert partition is not None
+        leaving, more = partition.leaving(), asyncio.ensure_future(member.next())
+        await asyncio.sleep(0)
+        await asyncio.wait_for(partition.release(), 30)
+        await asyncio.wait_for(leaving, 30)
+        again = await asyncio.wait_for(more, 30)
+        assert again is not None and again.index == 0
+        more = asyncio.ensure_future(member.next())
+        await asyncio.sleep(0)
+        await asyncio.wait_for(member.leave(), 30)
+        with pytest.raises(lockkeeper.Released, match="has left its group"):
+            await more
+        await again.release()
 
     asyncio.run(main())
 

@@ -75,6 +75,10 @@ class Shop:
     def json(self) -> Any:
         return json.loads(self.body)
 
+    def raise_for_status(self) -> None:
+        if self.status >= 400:
+            raise ValueError(self.status)
+
 
 def test_fastapi_fence() -> None:
     module = importlib.import_module("fastapi_fence")
@@ -87,6 +91,17 @@ def test_fastapi_fence() -> None:
         await shop.put("/stock/screws", {"pieces": 0}, old)
         assert (shop.status, shop.json()["type"]) == (412, "urn:lockkeeper:fence:stale")
         assert module.stock == {"screws": 98}
+        # A newer holder comes between its read and its write.
+        get = shop.get
+
+        async def overtaken(path: str, headers: dict[str, str]) -> Shop:
+            await get(path, {"Fencing-Token": str(int(headers["Fencing-Token"]) + 1)})
+            shop.body = b"98"
+            return shop
+
+        shop.get = overtaken  # type: ignore[method-assign]
+        with pytest.raises(ValueError, match="412"):
+            await module.take_one(shop, "screws")
 
     asyncio.run(main())
 

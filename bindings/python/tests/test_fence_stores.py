@@ -215,6 +215,14 @@ def test_http_of_asgi(tmp_path: Path) -> None:
     assert asgi(named, "PUT", "/a") == (200, b"done")
     assert asgi(named, "PUT", "/a", fencing_token="2")[0] == 200
     assert asgi(named, "PUT", "/b", fencing_token="1")[0] == 412
+    fence = http.Fence(tmp_path / "guarded")
+    guarded = http.ASGIMiddleware(app, fence=fence, guarded=["put"], resource_by=lambda scope: None)
+    with pytest.raises(NotFenced, match="`resource_by` has returned None"):
+        asgi(guarded, "PUT", "/a")
+    guarded = http.ASGIMiddleware(app, fence=fence, guarded=["put"])
+    assert asgi(guarded, "PUT", "/a")[0] == 428
+    with pytest.raises(lockkeeper.InvalidOption, match="guarded"):
+        http.ASGIMiddleware(app, fence=fence, guarded="PUT")
 
 
 def test_http_of_wsgi_waits_for_older_writes(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 import sqlalchemy
 from lockkeeper.fences import NotFenced, Repeated, Stale, postgres
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 URL = os.environ["LOCKKEEPER_TEST_POSTGRES"]
@@ -45,20 +45,27 @@ def test_stale_holder_is_refused_and_its_transaction_does_nothing(own: str, name
 
 def test_modes_and_what_is_refused(name: str) -> None:
     with psycopg.connect(URL, autocommit=True) as connection:
-        postgres.enter(connection, name, 5, mode="shared")
-        with pytest.raises(NotFenced, match="shared may only enter"):
+        with connection.transaction():
+            postgres.enter(connection, name, 5, mode="shared")
+        with pytest.raises(NotFenced, match="shared may only enter"), connection.transaction():
             postgres.write(connection, name, 5, mode="shared")
-        postgres.enter(connection, name, 7, mode="permit", slot=1)
-        postgres.enter(connection, name, 6, mode="permit", slot=2)
-        with pytest.raises(Stale):
+        with connection.transaction(), connection.cursor() as cursor:
+            postgres.enter(cursor, name, 7, mode="permit", slot=1)
+            postgres.enter(cursor, name, 6, mode="permit", slot=2)
+        with pytest.raises(Stale), connection.transaction():
             postgres.enter(connection, name, 6, mode="permit", slot=1)
-        postgres.once(connection, name, 8)
-        with pytest.raises(Repeated):
+        with connection.transaction():
             postgres.once(connection, name, 8)
-        with pytest.raises(NotFenced, match="not a token"):
+        with pytest.raises(Repeated), connection.transaction():
+            postgres.once(connection, name, 8)
+        with pytest.raises(NotFenced, match="not a token"), connection.transaction():
             postgres.enter(connection, name, 0)
         with pytest.raises(lockkeeper.InvalidOption, match=r"give the number: `guard\.token`"):
             postgres.enter(connection, name, object())
+        for alone in [connection, connection.cursor()]:
+            for check in [postgres.enter, postgres.write, postgres.once]:
+                with pytest.raises(NotFenced, match="no transaction is open"):
+                    check(alone, name, 9)
         with pytest.raises(psycopg.errors.UndefinedTable):
             connection.execute("SELECT * FROM no_such_table")
 
@@ -72,6 +79,11 @@ def test_sqlalchemy(name: str) -> None:
         session.commit()
         with pytest.raises(Stale):
             postgres.write(session, name, 6)
+    alone = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with alone.connect() as connection, Session(alone) as session:
+        for one in [connection, session]:
+            with pytest.raises(NotFenced, match="no transaction is open.* AUTOCOMMIT"):
+                postgres.write(one, name, 7)
     engine.dispose()
 
 
@@ -85,6 +97,13 @@ def test_asyncio(name: str) -> None:
         with pytest.raises(Stale):
             async with engine.begin() as connection:
                 await postgres.once_async(connection, name, 6)
+        async with AsyncSession(engine) as session:
+            await postgres.write_async(session, name, 7)
+        alone = engine.execution_options(isolation_level="AUTOCOMMIT")
+        async with alone.connect() as connection, AsyncSession(alone) as session:
+            for one in [connection, session]:
+                with pytest.raises(NotFenced, match="no transaction is open"):
+                    await postgres.write_async(one, name, 7)
         await engine.dispose()
 
     asyncio.run(main())
@@ -114,11 +133,13 @@ def test_django(name: str) -> None:
         postgres.enter(connection, name, 7)
     with pytest.raises(Stale), transaction.atomic():
         postgres.write(connection, name, 6)
+    with pytest.raises(NotFenced, match="no transaction is open.*atomic"):
+        postgres.write(connection, name, 7)
     connection.close()
 
 
 def test_missing_fence_is_said_with_the_remedy(name: str) -> None:
     with psycopg.connect(URL, autocommit=True) as connection:
         connection.execute("DROP SCHEMA lockkeeper_fence CASCADE")
-        with pytest.raises(NotFenced, match="schema_sql"):
+        with pytest.raises(NotFenced, match="schema_sql"), connection.transaction():
             postgres.enter(connection, name, 7)

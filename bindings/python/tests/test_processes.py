@@ -126,6 +126,35 @@ def test_fork_is_refused_in_words_and_may_connect_anew(url: str, name: str, prog
     assert forks.process.wait(30) == 0
 
 
+def test_fork_leaves_a_block_by_its_own_error_and_logs(own: str, name: str, program) -> None:
+    forks = program(
+        """
+        import logging, lockkeeper, os, sys, threading
+        logged = threading.Event()
+
+        class Handler(logging.Handler):
+            def emit(self, record):
+                if sys.argv[2] + "/child" in record.getMessage():
+                    logged.set()
+
+        logging.getLogger("lockkeeper").setLevel(logging.INFO)
+        logging.getLogger("lockkeeper").addHandler(Handler())
+        with lockkeeper.connect(sys.argv[1]).mutex(sys.argv[2]) as guard:
+            child = os.fork()
+            if child == 0:
+                short = lockkeeper.connect(sys.argv[1]).mutex(sys.argv[2] + "/child", max_hold=0.1).acquire()
+                assert short.lost.wait(30) and logged.wait(30)
+                sys.exit(3)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            guard.verify()
+        """,
+        own,
+        name,
+    )
+    assert forks.line() == "3"
+    assert forks.process.wait(30) == 0
+
+
 def test_program_that_ends_while_it_holds_ends(url: str, name: str, program) -> None:
     ends = program(
         """

@@ -1,9 +1,11 @@
 """The API for threads."""
 
+import contextlib
 import logging
 import threading
 import time
 from pathlib import Path
+from typing import Iterator
 
 import lockkeeper
 import pytest
@@ -39,6 +41,40 @@ def test_block_that_raises_releases_and_keeps_its_error(url: str, name: str) -> 
     guard.release()
     with pytest.raises(lockkeeper.Released):
         guard.release()
+
+
+def test_blocks_end_in_other_threads_and_in_any_order(own: str, name: str) -> None:
+    semaphore = lockkeeper.connect(own).semaphore(name, 2)
+
+    def guards() -> Iterator[lockkeeper.Guard]:
+        with semaphore as guard:
+            yield guard
+
+    def all_are_free() -> None:
+        for guard in [semaphore.acquire(timeout=30) for _ in range(2)]:
+            guard.release()
+
+    def elsewhere(work) -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    first, second = guards(), guards()
+    one, two = next(first), next(second)
+    elsewhere(first.close)
+    two.check()
+    with pytest.raises(lockkeeper.Released):
+        one.check()
+    second.close()
+    all_are_free()
+    # A stack is no block: its last lock is meant, or the only one.
+    with contextlib.ExitStack() as stack:
+        one, two = [stack.enter_context(semaphore) for _ in range(2)]
+    stack.enter_context(semaphore)
+    elsewhere(stack.close)
+    all_are_free()
+    with pytest.raises(lockkeeper.LockkeeperError, match=r"use `guard = lock.acquire\(\)`"):
+        semaphore.__exit__(None, None, None)
 
 
 def test_waits_as_long_as_asked(url: str, name: str) -> None:
@@ -88,6 +124,7 @@ def test_errors_say_what_is_allowed(own: str) -> None:
         (lambda: locks.mutex("a", ttl=-1), lockkeeper.InvalidOption),
         (lambda: locks.mutex("a", ttl=1e9).acquire(), lockkeeper.LockkeeperError),
         (lambda: locks.mutex("a", ttll=1), lockkeeper.InvalidOption),
+        (lambda: locks.mutex("a", ttl=float("inf")), lockkeeper.InvalidOption),
         (lambda: locks.semaphore("a", 0).acquire(), lockkeeper.LockkeeperError),
     ]:
         with pytest.raises(error) as raised:
@@ -105,11 +142,12 @@ def test_service_without_tokens_says_so() -> None:
 
 def test_modes(own: str, name: str) -> None:
     locks = lockkeeper.connect(own).fenced()
-    with locks.read(name), locks.read(name):
+    with locks.read(name) as reader, locks.read(name):
+        assert reader.mode == "shared"
         assert locks.write(name).try_acquire() is None
     semaphore = locks.semaphore(name + "/permits", 2)
     with semaphore as one, semaphore as two:
-        assert {one.slot, two.slot} == {0, 1}
+        assert {one.slot, two.slot} == {0, 1} and one.mode == "permit"
         assert semaphore.try_acquire() is None
     with locks.all([name, name + "/other"], value=b"v", meta={"job": "test"}):
         assert locks.mutex(name + "/other").try_acquire() is None
@@ -119,7 +157,9 @@ def test_modes(own: str, name: str) -> None:
     rate.acquire().release()
     assert rate.try_acquire() is None
     with locks.write(name) as guard:
+        assert guard.mode == "exclusive"
         guard.downgrade()
+        assert guard.mode == "shared"
         with locks.read(name):
             pass
 
@@ -177,6 +217,14 @@ def test_work_is_done_once(own: str, name: str, tmp_path: Path) -> None:
 
         late_lock = lockkeeper.connect(own).fenced().mutex(name, max_hold=0.1)
         assert late_lock.once(name + "/late", records, late) == (b"late", True), "it was done, and is recorded"
+    with pytest.raises(lockkeeper.NotRecorded, match="the work was done"):
+        folder = tmp_path / "gone"
+
+        def breaks(guard: lockkeeper.FencedGuard) -> bytes:
+            folder.write_text("no folder any more")
+            return b"outcome"
+
+        lock.once(name + "/gone", lockkeeper.records(f"file://{folder}"), breaks)
     with pytest.raises(lockkeeper.InvalidOption, match="512"):
         lock.once("k" * 513, records, work)
     with pytest.raises(lockkeeper.InvalidOption, match="redis://"):
@@ -219,6 +267,34 @@ def test_partitions_are_divided(own: str, name: str) -> None:
     first.leave()
     with pytest.raises(lockkeeper.Released):
         first.next()
+
+
+def test_member_leaves_while_another_thread_waits(own: str, name: str) -> None:
+    partitions = lockkeeper.connect(own).partitions(name, 1, ttl=10)
+    member = partitions.join()
+    mine, raised = member.next(timeout=30), []
+
+    def wait() -> None:
+        with pytest.raises(lockkeeper.Released) as released:
+            member.next()
+        raised.append(str(released.value))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    leaves = threading.Thread(target=member.leave)
+    leaves.start()
+    leaves.join(30)
+    thread.join(30)
+    assert raised == ["this member has left its group; join it again"]
+    assert mine is not None
+    mine.release()
+    # The block's own error comes first.
+    with pytest.raises(KeyError), lockkeeper.connect(own).partitions(name, 1, max_hold=0.2).join() as short:
+        try:
+            while True:
+                short.next(timeout=30)
+        except lockkeeper.LockLost as lost:
+            raise KeyError("mine") from lost
 
 
 def test_shutdown_releases_all(own: str, name: str) -> None:

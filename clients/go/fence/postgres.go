@@ -37,7 +37,8 @@ func Permit(slot uint32) Hold {
 	return Hold{mode: "permit", slot: sql.NullInt32{Int32: int32(slot), Valid: true}}
 }
 
-// Tx is a transaction: *sql.Tx, or a *sql.Conn in one.
+// Tx is a transaction: *sql.Tx, or a *sql.Conn in one. A pool (*sql.DB) is refused: the check would be a transaction of
+// its own.
 type Tx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 }
@@ -59,6 +60,9 @@ func Once(ctx context.Context, tx Tx, resource string, token uint64, hold Hold) 
 }
 
 func check(ctx context.Context, tx Tx, function, resource string, token uint64, hold Hold) error {
+	if _, isPool := tx.(interface{ SetMaxOpenConns(int) }); isPool {
+		return fmt.Errorf("%w: %T is no transaction; begin one (BeginTx), and pass that", ErrNotFenced, tx)
+	}
 	query := "SELECT lockkeeper_fence." + function + "($1::text, $2::text, $3::int, $4::bigint)"
 	_, err := tx.ExecContext(ctx, query, resource, hold.mode, hold.slot, int64(token))
 	// lib/pq and pgx have this method.

@@ -90,6 +90,8 @@ impl RustDriver {
                 Err((id, text)) => answer(id, refused(text)),
             }
         }
+        // The end of the client is no loss.
+        self.state().holds.values().flatten().for_each(|held| held.released.cancel());
         let client = self.state().client.take();
         if let Some((locks, _)) = client {
             // What is left ends with its ttl.
@@ -228,6 +230,7 @@ impl RustDriver {
                     state.holds.insert(hold.to_owned(), None);
                     return refused(format!("`{hold}` is not held yet"));
                 }
+                // Or it was released: the type of `Guard::release` excludes a second one.
                 None => return refused(format!("there is no hold `{hold}`")),
             }
         };

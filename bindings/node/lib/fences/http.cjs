@@ -5,6 +5,7 @@
 
 const { HttpFence } = require("../native.cjs");
 const { bridge, call, checked } = require("../bridge.cjs");
+const { NotFenced } = require("../errors.cjs");
 
 /** Checks a request. Returns a pass, `null` (no token, and none needed), or the response. */
 async function pass(fence, request, { needsToken, resource }) {
@@ -12,23 +13,32 @@ async function pass(fence, request, { needsToken, resource }) {
     [values].flat().map((one) => [name, one]),
   );
   const { method, originalUrl = request.url } = request;
-  const start = (id) =>
-    bridge.httpPass(id, fence, method, originalUrl, headers, needsToken?.(request), resource?.(request));
+  const named = resource?.(request);
+  // Without one, the client could choose.
+  if (resource && typeof named !== "string") {
+    throw new NotFenced(`\`resource\` has returned ${named}; it must name the resource of each request`);
+  }
+  const start = (id) => bridge.httpPass(id, fence, method, originalUrl, headers, needsToken?.(request), named);
   const answer = await call(start);
   return typeof answer === "string" ? { refusal: JSON.parse(answer) } : { pass: answer };
 }
 
 /**
- * Ends a pass when the handler ends its response. Not when the connection closes: a handler whose client has gone may
- * still write.
+ * Ends a pass when the handler ends its response. A write not when the connection closes: a handler whose client has
+ * gone may still write. A read changes nothing, and ends as soon as it is answered: a slow client of it does not keep
+ * the next holder waiting.
  */
 function endWith(pass, response) {
   if (pass === null) return;
-  const { end } = response;
-  response.end = function (...rest) {
-    pass.end();
-    return end.apply(this, rest);
-  };
+  const isRead = pass.action === "enter";
+  for (const name of isRead ? ["writeHead", "end"] : ["end"]) {
+    const method = response[name];
+    response[name] = function (...rest) {
+      pass.end();
+      return method.apply(this, rest);
+    };
+  }
+  if (isRead) response.once("close", () => pass.end());
 }
 
 /** Middleware for Express, Connect, and other `(request, response, next)`. */

@@ -9,7 +9,8 @@
  * A `GET` with a token enters; other methods need a token, and are checked. Refusals are `application/problem+json`.
  * The marks are in one file, which one process opens: all requests for a resource pass through it.
  *
- * A request counts as running until its handler ends the response, also if the client has gone.
+ * A write counts as running until its handler ends the response, also if the client has gone; a read, until it is
+ * answered.
  */
 import { IncomingMessage, ServerResponse } from "node:http";
 

@@ -3,6 +3,7 @@
 // The fence of Redis, on a connection of `ioredis`: the Rust fence, whose commands this connection sends.
 
 const { bridge, call, connect } = require("../bridge.cjs");
+const { NotFenced } = require("../errors.cjs");
 
 /** Marks a word of a command as a key. */
 class Key {
@@ -43,6 +44,12 @@ class RedisFence {
   }
 
   static async connect(redis, { trustsNoEviction = false } = {}) {
+    if (redis.options?.autoResendUnfulfilledCommands !== false) {
+      throw new NotFenced(
+        "this connection sends commands again after it was interrupted, and a write that is sent twice may be done twice; " +
+          "give a `new Redis(…, { autoResendUnfulfilledCommands: false })`",
+      );
+    }
     const owner = {};
     const connection = connect(owner, ([name, ...words]) => redis.callBuffer(name.toString(), ...words));
     return new RedisFence(await call((id) => bridge.redisFence(id, connection, trustsNoEviction)), owner);

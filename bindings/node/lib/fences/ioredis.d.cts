@@ -1,7 +1,8 @@
 /**
- * The fence of Redis, on a connection of `ioredis` (or anything with its `callBuffer`).
+ * The fence of Redis, on a connection of `ioredis` that sends nothing twice: else a write may be done twice.
  *
  * ```ts
+ * const redis = new Redis({ autoResendUnfulfilledCommands: false })
  * const fence = await RedisFence.connect(redis)
  * await fence.enter('stock', guard)
  * const old = Number(await redis.get('stock'))
@@ -12,6 +13,7 @@ import { Section } from "../index.cjs";
 
 export interface RedisConnection {
   callBuffer(command: string, ...words: Buffer[]): Promise<unknown>;
+  options: object;
 }
 
 declare class Key {
@@ -27,7 +29,10 @@ export type Command = [name: string, ...words: (string | number | Uint8Array | K
 
 export class RedisFence {
   private constructor();
-  /** Refuses a server that may throw keys away, unless `trustsNoEviction`. */
+  /**
+   * Refuses a connection whose option `autoResendUnfulfilledCommands` is not `false`, and a server that may throw keys
+   * away, unless `trustsNoEviction`.
+   */
   static connect(redis: RedisConnection, options?: { trustsNoEviction?: boolean }): Promise<RedisFence>;
   /** Raises the marks. Before anything is read. */
   enter(resource: string, section: Section): Promise<void>;

@@ -8,7 +8,19 @@ const { NotFenced, Repeated, Stale } = require("../errors.cjs");
 
 const ADVICE = "apply `schemaSql()` of lockkeeper/fences/pg, and `grantsSql(role)` for the application’s role";
 
+/** Refuses a client whose next statement is a transaction of its own, as far as that can be seen. */
+function checkTransaction(client) {
+  // A pool, or a client outside of a transaction. Older versions of `pg` do not tell.
+  const isAlone = "totalCount" in client || ["I", null].includes(client.getTransactionStatus?.());
+  if (!isAlone) return;
+  throw new NotFenced(
+    "no transaction is open on this client: the check would be committed before the write, which could then be stale; " +
+      'use one client of the pool, and `await client.query("BEGIN")` first',
+  );
+}
+
 async function pass(client, name, resource, { token, mode = "exclusive", slot = null }) {
+  checkTransaction(client);
   const sql = `SELECT lockkeeper_fence.${name}($1::text, $2::text, $3::int, $4::bigint)`;
   try {
     await client.query(sql, [resource, mode, slot, token]);

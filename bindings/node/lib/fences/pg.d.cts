@@ -13,8 +13,10 @@
  */
 import { Section } from "../index.cjs";
 
+/** A client, on which a transaction is open. A `Pool` has none. */
 export interface Queryable {
   query(sql: string, values: unknown[]): Promise<unknown>;
+  totalCount?: never;
 }
 
 /** The schema of the fence: its table and functions, as plain SQL. Apply it once, as the schema's owner. */

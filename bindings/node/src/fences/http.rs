@@ -2,7 +2,7 @@
 
 use http::{Request, Response};
 use lockkeeper_bindings::fences::{Admission, ServerFence, admit, http_fence};
-use lockkeeper_fence::http::{Pass, WAIT_DEFAULT};
+use lockkeeper_fence::http::{Fenced, Pass, WAIT_DEFAULT};
 use napi_derive::napi;
 use serde_json::json;
 
@@ -27,13 +27,21 @@ impl NativeHttpFence {
 
 /// A request that was let through, until its handler has ended.
 #[napi]
-pub struct HttpPass(Option<Pass>);
+pub struct HttpPass {
+    pass: Option<Pass>,
+    fenced: Fenced,
+}
 
 #[napi]
 impl HttpPass {
+    #[napi(getter)]
+    pub fn action(&self) -> String {
+        self.fenced.action.to_string()
+    }
+
     #[napi]
     pub fn end(&mut self) {
-        self.0 = None;
+        self.pass = None;
     }
 }
 
@@ -61,7 +69,7 @@ impl Bridge {
         self.begin(call, async move {
             Ok(match admit(&fence, request, needs_token, resource).await {
                 Admission::Free => CallAnswer::Null,
-                Admission::Passed(pass, _) => CallAnswer::object(HttpPass(Some(pass))),
+                Admission::Passed(pass, fenced) => CallAnswer::object(HttpPass { pass: Some(pass), fenced }),
                 Admission::Answered(response) => shown(&response),
             })
         });

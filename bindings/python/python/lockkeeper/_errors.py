@@ -183,6 +183,10 @@ class DoneTwice(LockkeeperError):
         self.outcome = outcome
 
 
+class NotRecorded(LockkeeperError):
+    """``once`` did the work, and the records failed: unless it was recorded, it may be done again."""
+
+
 class UsedAfterFork(LockkeeperError):
     """A client or hold of the parent process was used in a fork: connect after the fork."""
 

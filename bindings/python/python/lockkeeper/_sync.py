@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import threading
@@ -10,13 +9,14 @@ from types import TracebackType
 from typing import Callable, Generic, Iterator, List, NamedTuple, Optional, Type, TypeVar, Union, cast
 
 from . import _lockkeeper
-from ._errors import LockLost, Released, ReleaseNotConfirmed
-from ._hold import Hold
+from ._errors import LockLost, Released, ReleaseNotConfirmed, UsedAfterFork
+from ._hold import Blocks, Hold
 from ._info import Broken, LockInfo, TokenStatus, WatchEvent, lock_info, watch_event
 from ._kinds import LockKinds
 from ._lockkeeper import Lost as Lost
 from ._once import Once, Records, found, new_attempt, recorded
 from ._options import Options, Seconds, native, seconds, wait
+from .fences import Mode
 
 if sys.version_info >= (3, 11):
     from typing import Unpack
@@ -60,6 +60,7 @@ class Guard(Hold):
     def downgrade(self) -> None:
         """Makes an exclusive hold a shared one."""
         self._native.downgrade()
+        self._mode = "shared"
 
     def release(self) -> None:
         """Releases the lock.
@@ -87,7 +88,7 @@ class Guard(Hold):
         error: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> None:
-        end(self, error)
+        end(self.release, error)
 
 
 _Self = TypeVar("_Self", bound=Guard)
@@ -107,13 +108,14 @@ class FencedGuard(Guard):
 G = TypeVar("G", bound=Guard)
 
 
-def end(guard: Guard, error: Optional[BaseException]) -> None:
-    """Releases the lock after a ``with`` block, whose own error comes first."""
+def end(release: Callable[[], None], error: Optional[BaseException]) -> None:
+    """Releases what a ``with`` block has had. The block's own error comes first."""
     try:
-        guard.release()
+        release()
     except ReleaseNotConfirmed as unconfirmed:
         _logger.warning("%s", unconfirmed)
-    except LockLost:
+    except (LockLost, UsedAfterFork):
+        # A fork that leaves the block by an error has nothing to release.
         if error is None:
             raise
     except Released:
@@ -127,19 +129,18 @@ class Lock(Generic[G]):
     meanwhile, :class:`LockLost` is raised at the end of the block, unless the block itself raises.
     """
 
-    def __init__(self, native: _lockkeeper.Lock, guard: Type[G]) -> None:
-        self._native = native
-        self._guard = guard
-        self._held = threading.local()
+    def __init__(self, native: _lockkeeper.Lock, guard: Type[G], mode: Mode) -> None:
+        self._native, self._guard, self._mode = native, guard, mode
+        self._blocks: Blocks[G] = Blocks()
 
     def acquire(self, *, timeout: Union[bool, Seconds, None] = None) -> G:
         """Acquires the lock. ``timeout``: the longest wait, instead of the lock's option ``wait``."""
-        return self._guard(self._native.acquire(wait(timeout)))
+        return self._guard(self._native.acquire(wait(timeout)), self._mode)
 
     def try_acquire(self) -> Optional[G]:
         """Acquires the lock if it is free; else ``None``."""
         native = self._native.try_acquire()
-        return None if native is None else self._guard(native)
+        return None if native is None else self._guard(native, self._mode)
 
     def once(self, key: str, records: Records, work: Callable[[G], bytes]) -> Once:
         """Does the work of a key, unless it is recorded; and records what it returns.
@@ -168,8 +169,7 @@ class Lock(Generic[G]):
 
     def __enter__(self) -> G:
         guard = self.acquire()
-        # One lock may be entered several times on a thread, if it is a semaphore.
-        self._held.__dict__.setdefault("guards", []).append(guard)
+        self._blocks.opened(sys._getframe(1), threading.get_ident(), guard)
         return guard
 
     def __exit__(
@@ -178,7 +178,7 @@ class Lock(Generic[G]):
         error: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> None:
-        end(self._held.guards.pop(), error)
+        end(self._blocks.closed(sys._getframe(1), threading.get_ident()).release, error)
 
 
 class Leader(NamedTuple):
@@ -244,9 +244,13 @@ class PartitionMember(Generic[G]):
     def __enter__(self) -> PartitionMember[G]:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(Released):
-            self.leave()
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        end(self.leave, error)
 
 
 class Partitions(Generic[G]):
@@ -267,8 +271,8 @@ class _Locks(LockKinds[Lock[G]], Generic[G]):
         super().__init__(native)
         self._guard = guard
 
-    def _lock(self, native: _lockkeeper.Lock) -> Lock[G]:
-        return Lock(native, self._guard)
+    def _lock(self, native: _lockkeeper.Lock, mode: Mode) -> Lock[G]:
+        return Lock(native, self._guard, mode)
 
     def election(self, name: str, **options: Unpack[Options]) -> Election[G]:
         """One leader at a time."""

@@ -12,21 +12,34 @@ lost inside of an ``async with``, the task is cancelled there, and the ``async w
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sys
-from types import TracebackType
-from typing import Any, AsyncIterator, Awaitable, Callable, Generic, List, Optional, Type, TypeVar, Union, cast
-from weakref import WeakKeyDictionary
+from types import FrameType, TracebackType
+from typing import (
+    Any,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generic,
+    List,
+    Optional,
+    Type,
+    TypeVar,
+    Union,
+    cast,
+)
+from weakref import WeakKeyDictionary, ref
 
 from . import _lockkeeper
-from ._errors import LockLost, Released, ReleaseNotConfirmed
-from ._hold import Hold
+from ._errors import LockLost, Released, ReleaseNotConfirmed, UsedAfterFork
+from ._hold import Blocks, Hold
 from ._info import Broken, LockInfo, TokenStatus, WatchEvent, lock_info, watch_event
 from ._kinds import LockKinds
 from ._once import Once, Records, found, new_attempt, recorded
 from ._options import Options, Seconds, native, seconds, wait
 from ._sync import Leader
+from .fences import Mode
 
 if sys.version_info >= (3, 11):
     from typing import Unpack
@@ -49,15 +62,17 @@ __all__ = [
     "records",
 ]
 
-#: The bridge of each event loop. The loop itself keeps it, as the reader of its descriptor.
-_bridges: WeakKeyDictionary[asyncio.AbstractEventLoop, _lockkeeper.Bridge] = WeakKeyDictionary()
+#: The bridge of each event loop. Only the loop keeps it, as the reader of its descriptor, until it is closed.
+_bridges: WeakKeyDictionary[asyncio.AbstractEventLoop, ref[_lockkeeper.Bridge]] = WeakKeyDictionary()
 
 
 def _bridge(loop: asyncio.AbstractEventLoop) -> _lockkeeper.Bridge:
-    bridge = _bridges.get(loop)
+    known = _bridges.get(loop)
+    bridge = None if known is None else known()
     if bridge is None:
-        bridge = _bridges[loop] = _lockkeeper.Bridge()
+        bridge = _lockkeeper.Bridge()
         loop.add_reader(bridge.fileno(), bridge.complete)
+        _bridges[loop] = ref(bridge)
     return bridge
 
 
@@ -97,13 +112,14 @@ class Lost:
 
     async def wait(self) -> None:
         """Waits until the lock is lost."""
-        bridge, lost = _place()
+        loop = asyncio.get_running_loop()
+        lost = loop.create_future()
 
         def tell() -> None:
             if not lost.done():
                 lost.set_result(None)
 
-        telling = self._native.tell(bridge, tell)
+        telling = self._native.tell(_bridge(loop), tell)
         try:
             await lost
         finally:
@@ -131,9 +147,10 @@ class Guard(Hold):
         """Changes the value that others see with the hold."""
         return _begin(self._native.set_value, value)
 
-    def downgrade(self) -> Awaitable[None]:
+    async def downgrade(self) -> None:
         """Makes an exclusive hold a shared one."""
-        return _begin(self._native.downgrade)
+        await _begin(self._native.downgrade)
+        self._mode = "shared"
 
     def release(self) -> Awaitable[None]:
         """Releases the lock.
@@ -154,7 +171,7 @@ class Guard(Hold):
         return self._native.is_leaving
 
     def leaving(self) -> Awaitable[None]:
-        """Waits until another member waits for this partition, or it is lost."""
+        """Waits until another member waits for this partition, or it is lost or released."""
         return _begin(self._native.leaving)
 
     async def __aenter__(self: _Self) -> _Self:
@@ -194,6 +211,21 @@ def _task() -> asyncio.Task[Any]:
     return task
 
 
+def _is_running() -> bool:
+    """Whether a loop runs here. A coroutine that is garbage may be closed outside of its loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _owner() -> object:
+    """The task that runs here, if any."""
+    task = asyncio.current_task() if _is_running() else None
+    return None if task is None else ref(task)
+
+
 #: The text of the cancel with which a task is told of a loss.
 _LOST = "a lock was lost"
 
@@ -201,48 +233,61 @@ _LOST = "a lock was lost"
 class _Body:
     """An ``async with`` block that is under a lock: its task is cancelled if the lock is lost."""
 
-    __slots__ = ("_cancelled", "_cancelling", "_guard", "_task", "_telling")
+    __slots__ = ("_cancelled", "_cancelling", "_guard", "_task", "_telling", "__weakref__")
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._task = task = _task()
+        task = _task()
+        # Neither a lock, which knows its blocks, nor the library may keep a task alive that nobody else knows.
+        self._task = ref(task)
         self._cancelling = task.cancelling() if sys.version_info >= (3, 11) else 0
         self._cancelled = False
-        self._telling: object = guard._native.lost.tell(_bridge(task.get_loop()), self._lose)
+        body = ref(self)
+
+        def lose() -> None:
+            known = body()
+            if known is not None:
+                known._lose()
+
+        self._telling: object = guard._native.lost.tell(_bridge(task.get_loop()), lose)
 
     def _lose(self) -> None:
-        if self._telling is not None:
+        task = self._task()
+        if self._telling is not None and task is not None:
             self._cancelled = True
-            self._task.cancel(_LOST)
+            task.cancel(_LOST)
 
-    async def _take_cancel(self, error: Optional[BaseException]) -> bool:
+    def _take_cancel(self, error: Optional[BaseException]) -> bool:
         """Takes back the cancel of this block. Returns whether somebody else has cancelled the task, too."""
         if sys.version_info < (3, 11):
             return isinstance(error, asyncio.CancelledError) and error.args != (_LOST,)
-        if self._task.uncancel() > self._cancelling:
-            return True
-        if error is None:
-            # The block may have ended before the cancel reached it: nobody else is to meet it.
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0)
-        return False
+        task = self._task()
+        return task is not None and task.uncancel() > self._cancelling
 
     async def end(self, error: Optional[BaseException]) -> None:
         """Releases the lock after the block, whose own error comes first. A loss replaces its own cancel."""
         self._telling = None
         is_own = error is None
         if self._cancelled:
-            by_others = await self._take_cancel(error)
-            is_own = not by_others and (error is None or isinstance(error, asyncio.CancelledError))
-        try:
-            await self._guard.release()
-        except ReleaseNotConfirmed as unconfirmed:
-            _logger.warning("%s", unconfirmed)
-        except LockLost as lost:
-            if is_own:
-                raise lost from error
-        except Released:
-            pass
+            by_others = self._take_cancel(error)
+            is_own = error is None or (not by_others and isinstance(error, asyncio.CancelledError))
+        if _is_running():
+            await _end(self._guard.release, error, is_own)
+        else:
+            self._guard._native.abandon()
+
+
+async def _end(release: Callable[[], Awaitable[None]], error: Optional[BaseException], is_own: bool) -> None:
+    """Releases what a block has had. A loss replaces the block's own end only."""
+    try:
+        await release()
+    except ReleaseNotConfirmed as unconfirmed:
+        _logger.warning("%s", unconfirmed)
+    except (LockLost, UsedAfterFork) as lost:
+        if is_own:
+            raise lost from error
+    except Released:
+        pass
 
 
 class Lock(Generic[G]):
@@ -253,20 +298,18 @@ class Lock(Generic[G]):
     end.
     """
 
-    def __init__(self, native: _lockkeeper.Lock, guard: Type[G]) -> None:
-        self._native = native
-        self._guard = guard
-        #: What each task holds by `async with`.
-        self._held: WeakKeyDictionary[asyncio.Task[Any], list[G]] = WeakKeyDictionary()
+    def __init__(self, native: _lockkeeper.Lock, guard: Type[G], mode: Mode) -> None:
+        self._native, self._guard, self._mode = native, guard, mode
+        self._blocks: Blocks[G] = Blocks()
 
     async def acquire(self, *, timeout: Union[bool, Seconds, None] = None) -> G:
         """Acquires the lock. ``timeout``: the longest wait, instead of the lock's option ``wait``."""
-        return self._guard(await _begin(self._native.acquire, wait(timeout)))
+        return self._guard(await _begin(self._native.acquire, wait(timeout)), self._mode)
 
     async def try_acquire(self) -> Optional[G]:
         """Acquires the lock if it is free; else ``None``."""
         native = await _begin(self._native.try_acquire)
-        return None if native is None else self._guard(native)
+        return None if native is None else self._guard(native, self._mode)
 
     async def once(self, key: str, records: Records, work: Callable[[G], Awaitable[bytes]]) -> Once:
         """Does the work of a key, unless it is recorded; and records what it returns.
@@ -293,18 +336,21 @@ class Lock(Generic[G]):
                 raise
         return done
 
-    async def __aenter__(self) -> G:
+    def __aenter__(self) -> Coroutine[Any, Any, G]:
+        return self._enter(sys._getframe(1))
+
+    async def _enter(self, block: FrameType) -> G:
         guard = await (await self.acquire()).__aenter__()
-        self._held.setdefault(_task(), []).append(guard)
+        self._blocks.opened(block, _owner(), guard)
         return guard
 
-    async def __aexit__(
+    def __aexit__(
         self,
         kind: Optional[Type[BaseException]],
         error: Optional[BaseException],
         traceback: Optional[TracebackType],
-    ) -> None:
-        await self._held[_task()].pop().__aexit__(kind, error, traceback)
+    ) -> Coroutine[Any, Any, None]:
+        return self._blocks.closed(sys._getframe(1), _owner()).__aexit__(kind, error, traceback)
 
 
 class Election(Generic[G]):
@@ -357,9 +403,13 @@ class PartitionMember(Generic[G]):
     async def __aenter__(self) -> PartitionMember[G]:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        with contextlib.suppress(Released):
-            await self.leave()
+    async def __aexit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        await _end(self.leave, error, error is None)
 
 
 class Partitions(Generic[G]):
@@ -379,8 +429,8 @@ class _Locks(LockKinds[Lock[G]], Generic[G]):
         super().__init__(native)
         self._guard = guard
 
-    def _lock(self, native: _lockkeeper.Lock) -> Lock[G]:
-        return Lock(native, self._guard)
+    def _lock(self, native: _lockkeeper.Lock, mode: Mode) -> Lock[G]:
+        return Lock(native, self._guard, mode)
 
     def election(self, name: str, **options: Unpack[Options]) -> Election[G]:
         """One leader at a time."""

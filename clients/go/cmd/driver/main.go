@@ -52,13 +52,15 @@ type driver struct {
 	mu      sync.Mutex
 	out     *bufio.Writer
 	client  *lockkeeper.Client
-	holds   map[string]*lockkeeper.Guard
+	holds   map[string]*lockkeeper.Guard // also those that were released
+	over    map[string]bool              // whose release was called
 	cancels map[uint64]context.CancelFunc
 }
 
 func main() {
 	d := &driver{
-		out: bufio.NewWriter(os.Stdout), holds: map[string]*lockkeeper.Guard{}, cancels: map[uint64]context.CancelFunc{},
+		out: bufio.NewWriter(os.Stdout), holds: map[string]*lockkeeper.Guard{}, over: map[string]bool{},
+		cancels: map[uint64]context.CancelFunc{},
 	}
 	fmt.Fprintln(d.out, hello)
 	d.out.Flush()
@@ -133,10 +135,14 @@ func (d *driver) do(ctx context.Context, c command) (object, error) {
 		// A lock that no node releases is released by its lease's end.
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 		defer cancel()
-		err = guard.Release(ctx)
 		d.mu.Lock()
-		delete(d.holds, c.Hold)
+		isAgain := d.over[c.Hold]
+		d.over[c.Hold] = true
 		d.mu.Unlock()
+		err = guard.Release(ctx)
+		if err == nil && isAgain {
+			return object{"was": "released"}, nil
+		}
 		if errors.Is(err, lockkeeper.ErrLost) || errors.Is(err, lockkeeper.ErrClosed) {
 			return object{"was": "lost"}, nil
 		}

@@ -32,7 +32,10 @@ fn go_client_keeps_its_promises_on_a_real_node() {
     let place = TestDir::new();
     let node = place.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
     succeeds(&mut go(&["vet", "./..."]));
-    succeeds(go(&["test", "-count=1", "./..."]).env("LOCKKEEPER_HTTP", node.http()));
+    // The race detector needs a C compiler.
+    let has_compiler = Command::new("gcc").arg("--version").output().is_ok();
+    let test: &[&str] = if has_compiler { &["test", "-race"] } else { &["test"] };
+    succeeds(go(test).args(["-count=1", "./..."]).env("LOCKKEEPER_HTTP", node.http()));
 }
 
 #[test]

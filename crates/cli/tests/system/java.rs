@@ -1,5 +1,5 @@
-//! The client for Java on a real node: the tests in `clients/java/src/test`, each a program, and the page's
-//! first program.
+//! The client for Java on a real node: the tests in `clients/java/src/test`, which are two programs, and the
+//! page's first program.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};

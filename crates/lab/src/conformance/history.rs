@@ -140,18 +140,31 @@ impl History {
         self.holds.len()
     }
 
-    /// All violations.
-    pub(crate) fn judge(&self) -> Vec<Violation> {
+    /// All violations, on a lock service that has tokens or has none.
+    pub(crate) fn judge(&self, has_tokens: bool) -> Vec<Violation> {
         let mut findings = self.findings.clone();
-        for (at, one) in self.holds.iter().enumerate() {
-            for other in &self.holds[at + 1..] {
-                if one.shares_a_name(other) {
-                    findings.extend(overlap(one, other).or_else(|| falls(one, other)));
-                }
-            }
-            findings.extend(self.crowd(one));
+        for (one, other) in self.pairs() {
+            findings.extend(overlap(one, other).or_else(|| falls(one, other)));
         }
+        findings.extend(self.holds.iter().filter_map(|hold| self.crowd(hold)));
+        let without = self.holds.iter().filter(|hold| has_tokens && hold.token.is_none());
+        findings.extend(without.map(|hold| Violation {
+            promise: Promise::P2,
+            text: format!("{} was granted without one, although the service has tokens", hold.shown()),
+        }));
         findings
+    }
+
+    /// Whether the tokens of any two grants can be compared.
+    pub(crate) fn has_compared(&self) -> bool {
+        self.pairs().any(|(one, other)| in_order(one, other).is_some())
+    }
+
+    /// Each two holds that share a name.
+    fn pairs(&self) -> impl Iterator<Item = (&ClaimedHold, &ClaimedHold)> {
+        let each = self.holds.iter().enumerate();
+        let pairs = each.flat_map(|(at, one)| self.holds[at + 1..].iter().map(move |other| (one, other)));
+        pairs.filter(|(one, other)| one.shares_a_name(other))
     }
 
     /// More permits at the time of a grant than there are.
@@ -216,9 +229,18 @@ fn overlap(one: &ClaimedHold, other: &ClaimedHold) -> Option<Violation> {
     })
 }
 
-/// A later grant without a higher token. Which grant is later is certain if it was asked for after the other
-/// one was received, or if they exclude each other.
+/// A later grant without a higher token.
 fn falls(one: &ClaimedHold, other: &ClaimedHold) -> Option<Violation> {
+    let [(earlier, before), (later, after)] = in_order(one, other)?;
+    (after <= before).then(|| Violation {
+        promise: Promise::P2,
+        text: format!("{} was granted after {}", later.shown(), earlier.shown()),
+    })
+}
+
+/// The earlier and the later grant with their tokens. Which is later is certain if it was asked for after the
+/// other one was received, or if they exclude each other.
+fn in_order<'a>(one: &'a ClaimedHold, other: &'a ClaimedHold) -> Option<[(&'a ClaimedHold, u64); 2]> {
     let is_later = |later: &ClaimedHold, earlier: &ClaimedHold| {
         earlier.granted < later.asked || (earlier.excludes(later) && earlier.until <= later.granted)
     };
@@ -227,11 +249,7 @@ fn falls(one: &ClaimedHold, other: &ClaimedHold) -> Option<Violation> {
         () if is_later(one, other) => (other, one),
         () => return None,
     };
-    let (Some(before), Some(after)) = (earlier.token, later.token) else { return None };
-    (after <= before).then(|| Violation {
-        promise: Promise::P2,
-        text: format!("{} was granted after {}", later.shown(), earlier.shown()),
-    })
+    Some([(earlier, earlier.token?), (later, later.token?)])
 }
 
 /// Each text once, at most three for a promise.
@@ -280,7 +298,7 @@ mod tests {
     }
 
     fn broken(history: &History) -> Vec<Promise> {
-        history.judge().iter().map(|finding| finding.promise).collect()
+        history.judge(true).iter().map(|finding| finding.promise).collect()
     }
 
     use LockMode::{Exclusive, Permit, Shared};
@@ -350,6 +368,20 @@ mod tests {
         grant(&mut history, Shared, 0, 2, 1_900);
         grant(&mut history, Shared, 5, 1, 1_900);
         assert_eq!(broken(&history), []);
+    }
+
+    #[test]
+    fn a_grant_without_a_token_breaks_p2_if_the_service_has_tokens() {
+        let mut history = History::default();
+        let one = grant(&mut history, Exclusive, 0, 1, 1_900);
+        release(&mut history, one, 100);
+        let answer = Granted { token: None, valid_ms: Some(1_900) };
+        history.granted(wanted("a", Permit), ms(200), ms(210), answer);
+        assert_eq!(broken(&history), [Promise::P2]);
+        assert_eq!(history.judge(false), []);
+        assert!(!history.has_compared());
+        grant(&mut history, Permit, 220, 2, 1_900);
+        assert!(history.has_compared());
     }
 
     #[test]

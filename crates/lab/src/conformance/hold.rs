@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use super::history::Moment;
 use super::log::{DueAnswerKind, Released, parsed};
 use super::process::DriverProcess;
 use super::protocol::{CommandError, DriverCommand, ErrorKind, Granted, LockMode, Was};
@@ -165,15 +166,15 @@ impl GrantedHold {
         }
     }
 
-    /// It must be lost, and its loss must be reported.
-    pub(super) async fn is_lost(&self, when: &str) -> Outcome {
+    /// It must be lost, and its loss must be reported; returns when it was.
+    pub(super) async fn is_lost(&self, when: &str) -> Outcome<Moment> {
         let told =
             self.driver.log.until(self.driver.record.patience, |log| log.lost.get(&self.hold).copied()).await;
-        if told.is_none() {
+        let Some(told) = told else {
             return broken(format!("{} has not reported its loss: {when}", self.driver.name));
-        }
+        };
         match self.check().await? {
-            false => Ok(()),
+            false => Ok(told),
             true => broken(format!("{} says `lost`, then that it holds: {when}", self.driver.name)),
         }
     }
@@ -197,7 +198,7 @@ impl GrantedHold {
     }
 
     /// Releases it; it must have been held.
-    pub(super) async fn release(self) -> Outcome {
+    pub(super) async fn release(&self) -> Outcome {
         let id = self.begin_release()?;
         match self.end_release(id).await? {
             Ok(Was::Held) => Ok(()),
@@ -206,7 +207,7 @@ impl GrantedHold {
     }
 
     /// Releases it; its loss must be answered.
-    pub(super) async fn release_lost(self) -> Outcome {
+    pub(super) async fn release_lost(&self) -> Outcome {
         let id = self.begin_release()?;
         match self.end_release(id).await? {
             Ok(Was::Lost) => Ok(()),
@@ -214,14 +215,13 @@ impl GrantedHold {
         }
     }
 
-    /// Another release of it, which must be refused.
-    pub(super) async fn release_twice(self) -> Outcome {
-        let (driver, hold) = (self.driver.clone(), self.hold.clone());
-        self.release().await?;
-        let command = DriverCommand::Release { hold };
-        match driver.call(command).await? {
-            Err(error) if error.kind == ErrorKind::Refused => Ok(()),
-            other => broken(format!("{} answers {other:?} to a second release", driver.name)),
+    /// Another release of it, which must do nothing.
+    pub(super) async fn release_again(&self) -> Outcome {
+        let id =
+            self.driver.send(DriverCommand::Release { hold: self.hold.clone() }, DueAnswerKind::Other)?;
+        match self.end_release(id).await? {
+            Ok(Was::Released) | Err(ErrorKind::Refused) => Ok(()),
+            other => broken(format!("{} answers {other:?} to a second release", self.driver.name)),
         }
     }
 }

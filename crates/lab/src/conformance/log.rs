@@ -105,15 +105,23 @@ impl Log {
 
 impl LogState {
     /// Records a line of the driver.
-    fn hear(&mut self, text: &str, record: &RunRecord) {
+    fn hear(&mut self, line: &[u8], record: &RunRecord) {
         let now = record.now();
+        let text = std::str::from_utf8(line)
+            .map_err(|error| format!("a line is not UTF-8 ({error}): {:?}", String::from_utf8_lossy(line)));
         if !std::mem::replace(&mut self.has_begun, true) {
-            let hello = serde_json::from_str::<Hello>(text).map_err(|error| format!("{error} in {text:?}"));
+            let hello = text.and_then(|text| {
+                serde_json::from_str::<Hello>(text).map_err(|error| format!("{error} in {text:?}"))
+            });
             hello.as_ref().map_or("", |hello| &hello.driver).clone_into(&mut self.name);
             self.hello = Some(hello);
             return;
         }
         let wrong = |name: &str, why: String| record.wrong(format!("{name}: {why}"));
+        let text = match text {
+            Ok(text) => text,
+            Err(why) => return wrong(&self.name, why),
+        };
         match Said::parse(text) {
             Err(why) => wrong(&self.name, format!("{why}: {text:?}")),
             Ok(Said::Lost { hold }) => {
@@ -122,8 +130,13 @@ impl LogState {
                 } else if self.lost.insert(hold.clone(), now).is_some() {
                     wrong(&self.name, format!("it says twice that `{hold}` was lost"));
                 }
-                if let Some(&grant) = self.grants.get(&hold) {
-                    record.history().lost(grant, now);
+                match self.grants.get(&hold) {
+                    Some(&grant) => record.history().lost(grant, now),
+                    // The event may be written before the answer.
+                    None if self.acquires(&hold) => {}
+                    None => {
+                        wrong(&self.name, format!("it says that `{hold}` was lost, which was never granted"))
+                    }
                 }
             }
             Ok(Said::Answer { id: None, answer: Err(_) }) => self.refusals += 1,
@@ -139,6 +152,12 @@ impl LogState {
                 self.answers.insert(id, answer);
             }
         }
+    }
+
+    fn acquires(&self, hold: &str) -> bool {
+        let is_its =
+            |due: &DueAnswer| matches!(&due.kind, DueAnswerKind::Acquire { hold: it, .. } if it == hold);
+        self.pending.values().any(is_its)
     }
 
     fn answered(
@@ -157,6 +176,9 @@ impl LogState {
                     history.lost(grant, now);
                 }
                 self.grants.insert(hold, grant);
+            }
+            (DueAnswerKind::Acquire { hold, .. }, Err(_)) if self.lost.contains_key(&hold) => {
+                return Err(format!("it said that `{hold}` was lost, which was never granted"));
             }
             (DueAnswerKind::Check { hold }, Ok(ok)) => {
                 let granted: Granted = parsed(ok)?;
@@ -201,7 +223,7 @@ pub(super) fn ended<T>(log: &mut LogState) -> Option<Result<T, String>> {
 /// Records what a driver says, with its time, until it closes its standard output.
 pub(super) fn listen(says: ChildStdout, log: Arc<Log>, record: RunRecord) {
     std::thread::spawn(move || {
-        for line in BufReader::new(says).lines().map_while(std::io::Result::ok) {
+        for line in BufReader::new(says).split(b'\n').map_while(std::io::Result::ok) {
             log.state().hear(&line, &record);
             log.changed.notify_waiters();
         }

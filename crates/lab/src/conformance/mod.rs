@@ -40,8 +40,11 @@ use stage::{Cast, PlayedService, TestBed};
 /// How many scenarios are played at once: most of their time, they wait.
 const AT_ONCE: usize = 10;
 
-/// How long one scenario may take.
-const SCENARIO_MAX: Duration = Duration::from_secs(60);
+/// How often a driver may take all of the patience in one scenario.
+const LATE_ANSWERS: u32 = 3;
+
+/// How long one scenario may take besides: as long as a driver's start, at which others start, too.
+const SCENARIO_BASE: Duration = Duration::from_secs(60);
 
 /// What a verdict is about.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -279,7 +282,10 @@ async fn play(
     let able = drivers.iter().filter(|(_, hello)| service.takes(hello)).cloned().collect();
     let stage = TestBed::new(service, able, record).await?;
     let casts = |at_end: bool| {
-        let is_chosen = |it: &&Scenario| promises.is_empty() || promises.contains(&it.promise);
+        // Most grants of one lock, whose tokens are compared, are those about P1.
+        let judged = |it: &Scenario| it.promise == Promise::P1 && promises.contains(&Promise::P2);
+        let is_chosen =
+            move |it: &&Scenario| promises.is_empty() || promises.contains(&it.promise) || judged(it);
         let scenarios = SCENARIOS.iter().filter(is_chosen);
         let scenarios = scenarios.filter(move |it| (it.pairs == Pairs::AtEnd) == at_end);
         scenarios.flat_map(|scenario| Cast::all(&stage, scenario)).filter(|cast| !cast.is_beside_the_point())
@@ -306,15 +312,21 @@ async fn play(
         all.push((cast.scenario.promise, seen));
     }
     let history = stage.record.history();
-    for Violation { promise, text } in shortened(history.judge()) {
+    let has_tokens = stage.locks.capabilities().has_tokens();
+    for Violation { promise, text } in shortened(history.judge(has_tokens)) {
         all.push((promise, Observation::Broken(format!("{name}{text}"))));
     }
     if history.len() > 1 {
         all.push((Promise::Protocol, Observation::Held));
-        if stage.locks.capabilities().has_tokens() {
-            all.push((Promise::P2, Observation::Held));
-        }
     }
+    all.push(match (has_tokens, history.has_compared()) {
+        (true, true) => (Promise::P2, Observation::Held),
+        (true, false) => {
+            let text = format!("{name}no lock was granted twice, so no tokens were compared");
+            (Promise::P2, Observation::LeftOut(text))
+        }
+        (false, _) => (Promise::P2, Observation::LeftOut(format!("{name}the service has no tokens"))),
+    });
     Ok(all)
 }
 
@@ -322,9 +334,10 @@ async fn one(cast: &Cast<'_>) -> Outcome {
     if let Some(why) = cast.lacks() {
         return Err(ScenarioError::LeftOut(why));
     }
-    match tokio::time::timeout(SCENARIO_MAX, (cast.scenario.play)(cast)).await {
+    let limit = SCENARIO_BASE + cast.stage.record.patience * LATE_ANSWERS;
+    match tokio::time::timeout(limit, (cast.scenario.play)(cast)).await {
         Ok(outcome) => outcome,
-        Err(_) => broken(format!("it has not come to its end within {SCENARIO_MAX:?}")),
+        Err(_) => broken(format!("it has not come to its end within {limit:?}")),
     }
 }
 

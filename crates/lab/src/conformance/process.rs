@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, killpg};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use serde_json::Value;
 
@@ -19,6 +19,7 @@ use super::log::{DueAnswer, DueAnswerKind, Log, RunRecord, ended, listen};
 use super::protocol::{
     AcquireCommand, CommandError, DriverCommand, ErrorKind, Hello, LeadCommand, NumberedCommand,
 };
+use super::stage::POLL;
 use super::{Outcome, ScenarioError, broken};
 
 /// How long a driver may take to start.
@@ -219,18 +220,23 @@ impl DriverProcess {
         self.signal(Signal::SIGKILL)
     }
 
-    /// Ends its input, and waits until it has ended.
+    /// Ends its input, and waits until it has ended, which must be with 0.
     pub(super) async fn end(&self) -> Outcome {
         self.over();
         self.commands.lock().unwrap_or_else(PoisonError::into_inner).take();
-        self.ended().await
+        match self.ended().await? {
+            WaitStatus::Exited(_, 0) => Ok(()),
+            status => {
+                broken(format!("{} ends with {status:?} at the end of its input, and not with 0", self.name))
+            }
+        }
     }
 
     /// Tells it to die, and waits until it has ended.
     pub(super) async fn die(&self) -> Outcome {
         self.over();
         self.send(DriverCommand::Die {}, DueAnswerKind::Other)?;
-        self.ended().await
+        self.ended().await.map(drop)
     }
 
     /// From now on its holds count as ended.
@@ -240,10 +246,23 @@ impl DriverProcess {
         log.grants.values().for_each(|&grant| history.released(grant, now));
     }
 
-    async fn ended(&self) -> Outcome {
-        match self.log.until(self.record.patience, |log| log.has_ended.then_some(())).await {
-            Some(()) => Ok(()),
-            None => broken(format!("{} has not ended within {:?}", self.name, self.record.patience)),
+    async fn ended(&self) -> Outcome<WaitStatus> {
+        let patience = self.record.patience;
+        // WNOWAIT: it is reaped when it is dropped.
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        let status = async {
+            // What it has written is heard first.
+            self.log.until(patience, |log| log.has_ended.then_some(())).await;
+            loop {
+                match waitid(Id::Pid(self.pid()), flags) {
+                    Ok(WaitStatus::StillAlive) => tokio::time::sleep(POLL).await,
+                    ended => return ended.map_err(|error| ScenarioError::Failed(error.to_string())),
+                }
+            }
+        };
+        match tokio::time::timeout(patience, status).await {
+            Ok(status) => status,
+            Err(_) => broken(format!("{} has not ended within {patience:?}", self.name)),
         }
     }
 }

@@ -222,6 +222,8 @@ pub enum Was {
     Held,
     /// The hold was lost before.
     Lost,
+    /// It was released before, and the client has done nothing.
+    Released,
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub(super) const SHORT: Duration = Duration::from_secs(2);
 pub(super) const LONG: Duration = Duration::from_secs(15);
 
 /// How often a condition of the lock service is looked up.
-const POLL: Duration = Duration::from_millis(10);
+pub(super) const POLL: Duration = Duration::from_millis(10);
 
 /// A driver's label at its proxies.
 const LABEL: &str = "driver";
@@ -340,6 +340,11 @@ impl<'a> Cast<'a> {
     pub(super) async fn holders(&self, want: &Want, count: usize) -> Outcome {
         let what = format!("does not have {count} holders");
         self.until(want, &what, |info| info.hold_count == count).await
+    }
+
+    /// Whether one holds the lock now.
+    pub(super) async fn has_holder(&self, want: &Want) -> bool {
+        self.stage.locks.inspect(want.name()).await.is_ok_and(|info| info.hold_count == 1)
     }
 
     /// Waits until nobody holds the lock or waits for it.

@@ -108,9 +108,13 @@ macro_rules! mistakes {
 
 mistakes! {
     a_driver_that_ignores_busy_is_found: "ignores-busy", "P1", "P1", "answers that it holds";
-    a_driver_with_one_token_is_found: "one-token", "P1", "P2", "was granted after";
+    a_driver_with_one_token_is_found: "one-token", "P2", "P2", "was granted after";
+    a_driver_with_tokens_of_mutexes_only_is_found: "no-other-tokens", "P2", "P2", "the service has tokens";
     a_driver_that_does_not_renew_is_found: "no-renewal", "P4", "P4", "for 2.5 ttls";
     a_driver_that_releases_again_is_found: "releases-again", "P4", "P4", "to a second release";
+    a_driver_that_frees_by_name_is_found: "frees-by-name", "P4", "P4", "released twice";
+    a_driver_that_ends_with_1_is_found: "ends-with-1", "P4", "P4", "and not with 0";
+    a_driver_that_leaves_holds_is_found: "leaves-holds", "P4", "P4", "is held or waited for";
     a_driver_that_is_never_lost_is_found: "never-lost", "P5", "P5", "says that it still holds";
     a_driver_that_reports_no_loss_is_found: "no-event", "P5", "P5", "has not reported its loss";
     a_driver_with_a_late_deadline_is_found: "long-validity", "P1", "P5", "longer than its ttl";
@@ -118,11 +122,31 @@ mistakes! {
     a_driver_that_leaves_its_place_is_found: "asks-anew", "P8", "P8", "has not answered";
     a_driver_that_accepts_all_is_found: "accepts-all", "P11", "P11", "answers that it holds";
     a_driver_that_answers_twice_is_found: "answers-twice", "P8", "protocol", "not due";
+    a_driver_that_loses_what_it_never_had_is_found: "lost-unknown", "P8", "protocol", "never granted";
+    a_driver_that_writes_no_utf8_is_found: "not-utf8", "P8", "protocol", "not UTF-8";
 }
 
-#[test]
-fn a_driver_that_calls_the_unknown_busy_is_found() {
-    is_found("unknown-is-busy", "P12", "P12", "answers Busy", &[]);
+/// One test for each mistake that needs faults of the service, or between it and the client.
+macro_rules! mistakes_under_faults {
+    ($($test:ident: $mistake:literal, $played:literal, $broken:literal, $words:literal;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                is_found($mistake, $played, $broken, $words, &[]);
+            }
+        )*
+    };
+}
+
+mistakes_under_faults! {
+    a_driver_that_is_lost_late_is_found: "late-loss", "P5", "P5", "holds what another one has";
+    a_driver_that_reports_late_is_found: "late-event", "P5", "P5", "after the next grant";
+    a_driver_whose_session_ends_with_a_connection_is_found:
+        "lost-with-connection", "P9", "P9", "the leader was killed";
+    a_driver_that_grants_by_itself_is_found: "grants-unacknowledged", "P10", "P10", "said to hold until";
+    a_driver_that_calls_the_unknown_busy_is_found: "unknown-is-busy", "P12", "P12", "answers Busy";
+    a_driver_that_calls_an_unseen_grant_late_is_found:
+        "unknown-is-not-in-time", "P12", "P12", "granted while it was cut off";
 }
 
 #[test]

@@ -3,8 +3,11 @@
 python3 wrong_driver.py MISTAKE COMMAND...
 """
 
+import contextlib
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 import threading
@@ -17,8 +20,12 @@ commands = {}  # by id
 waiting = {}  # acquires without an answer, by id
 granted_at = {}  # by hold
 moved = {}  # the holds of acquires that were asked for again, by id
+unacknowledged = set()  # ids of acquires that were answered before the service did
 CANCEL, AGAIN = 1_000_000, 2_000_000  # added to the ids of the filter's own commands
 lost = set()
+released = {}  # locks by hold
+service = []  # its URL
+LATE = 4  # seconds
 
 
 def to_driver(line):
@@ -35,9 +42,59 @@ def expired(hold):
     return mistake == "no-renewal" and time.monotonic() - granted_at.get(hold, time.monotonic()) > 1.5
 
 
+def is_lost(hold):
+    if hold not in lost:
+        lost.add(hold)
+        to_harness({"event": "lost", "hold": hold})
+
+
+def later(line):
+    with lock:
+        lost.add(line["hold"])
+        to_harness(line)
+
+
+def follow(connection):
+    """For the mistake that a session ends with its connection."""
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(1024):
+            pass
+    with lock:
+        for hold in granted_at:
+            is_lost(hold)
+
+
+def free(name):
+    """For the mistake that a release names the lock only: ends whoever holds it."""
+    lockkeeper, options = os.path.join(os.path.dirname(command[0]), "lockkeeper"), ["--locks", *service]
+    shown = subprocess.run([lockkeeper, "show", name, "--json", *options], stdout=subprocess.PIPE, check=True)
+    for hold in json.loads(shown.stdout)["holds"]:
+        why = ["--token", str(hold["token"]), "--reason", "released again", "--now"]
+        subprocess.run([lockkeeper, "break", name, *why, *options], stdout=subprocess.DEVNULL, check=True)
+
+
 def handle_command(line):
     what = line.get("do")
     commands[line.get("id")] = line
+    if what == "connect":
+        service.append(line["url"])
+    if what == "release" and mistake == "frees-by-name":
+        if line["hold"] in released:
+            free(released[line["hold"]])
+        acquires = [it for it in commands.values() if it.get("hold") == line["hold"] and "lock" in it]
+        released.update((it["hold"], it["lock"]) for it in acquires)
+    if what == "connect" and mistake == "lost-with-connection":
+        for host, port in re.findall(r"([\d.]+):(\d+)", line["url"]):
+            connection = socket.create_connection((host, int(port)))
+            threading.Thread(target=follow, args=(connection,), daemon=True).start()
+    if what == "acquire" and mistake == "lost-unknown":
+        to_harness({"event": "lost", "hold": "nobody's"})
+    if what == "acquire" and mistake == "not-utf8":
+        sys.stdout.buffer.write(b'"\xff"\n')
+        sys.stdout.buffer.flush()
+    if what == "acquire" and mistake == "grants-unacknowledged" and line["wait_ms"] is None:
+        unacknowledged.add(line["id"])
+        to_harness({"id": line["id"], "ok": {"token": None, "valid_ms": 1000}})
     if what == "acquire":
         if mistake == "asks-anew":  # and so loses its place in the queue
             earlier = [it for it in waiting.values() if it["lock"] == line["lock"] and it["wait_ms"] is None]
@@ -55,10 +112,9 @@ def handle_command(line):
         waiting.pop(line["acquire"])
         commands.pop(line["acquire"])
         return
-    if what == "check" and expired(line["hold"]):
-        if line["hold"] not in lost:
-            lost.add(line["hold"])
-            to_harness({"event": "lost", "hold": line["hold"]})
+    is_over = mistake == "lost-with-connection" and line.get("hold") in lost
+    if what == "check" and (is_over or expired(line["hold"])):
+        is_lost(line["hold"])
         to_harness({"id": line["id"], "error": {"kind": "lost", "text": ""}})
         return
     if what == "check" and mistake == "never-lost" and line["hold"] in granted_at:
@@ -72,10 +128,14 @@ def handle_command(line):
 
 def handle_answer(line):
     if "event" in line:
-        if mistake not in ("never-lost", "no-event"):
+        if mistake in ("late-loss", "late-event"):
+            threading.Timer(LATE, later, [line]).start()
+        elif line["hold"] in lost:
+            return
+        elif mistake not in ("never-lost", "no-event"):
             to_harness(line)
         return
-    if line["id"] in moved:
+    if line["id"] in moved or line["id"] in unacknowledged:
         return
     if line["id"] is not None and line["id"] >= AGAIN:
         line["id"] -= AGAIN
@@ -90,6 +150,8 @@ def handle_answer(line):
         granted_at[asked["hold"]] = time.monotonic()
         if mistake == "one-token":
             ok["token"] = 7
+        if mistake == "no-other-tokens" and asked.get("mode") != "exclusive":
+            ok["token"] = None
     if ok is not None and mistake == "long-validity" and ok.get("valid_ms"):
         ok["valid_ms"] += 60_000
     if is_acquire and kind == "busy" and mistake == "ignores-busy":
@@ -98,8 +160,13 @@ def handle_answer(line):
         line = {"id": line["id"], "ok": {"was": "held"}}
     if kind == "refused" and mistake == "accepts-all":
         line = {"id": line["id"], "ok": {"token": None, "valid_ms": None}}
+    if asked["do"] == "check" and kind == "lost" and mistake == "late-loss" and asked["hold"] not in lost:
+        line = {"id": line["id"], "ok": {"valid_ms": 0}}
     if kind == "unreachable" and mistake == "unknown-is-busy":
         line["error"]["kind"] = "busy"
+    is_unknown = is_acquire and kind in ("unreachable", "lost")
+    if is_unknown and asked["wait_ms"] and mistake == "unknown-is-not-in-time":
+        line["error"]["kind"] = "timed-out"
     to_harness(line)
     if mistake == "answers-twice":
         to_harness(line)
@@ -110,7 +177,11 @@ def answers():
     for text in true.stdout:
         with lock:
             handle_answer(json.loads(text))
-    os._exit(true.wait())
+    ended(true.wait())
+
+
+def ended(code):
+    os._exit(1 if mistake == "ends-with-1" else code)
 
 
 threading.Thread(target=answers, daemon=True).start()
@@ -121,5 +192,9 @@ for text in sys.stdin:
         except (ValueError, AttributeError):
             true.stdin.write(text)
             true.stdin.flush()
+if mistake == "leaves-holds":
+    true.kill()
+    true.wait()
+    os._exit(0)
 true.stdin.close()
-true.wait()
+ended(true.wait())

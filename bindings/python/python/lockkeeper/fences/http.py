@@ -35,6 +35,7 @@ from typing import (
 from urllib.parse import quote
 
 from .. import _lockkeeper
+from .._errors import InvalidOption, NotFenced
 from .._options import Seconds, seconds
 from ..aio import _bridge
 from . import Mode
@@ -88,8 +89,20 @@ class _Middleware(Generic[_App]):
         guarded: Optional[Iterable[str]] = None,
         resource_by: Optional[ResourceBy] = None,
     ) -> None:
+        if isinstance(guarded, str):
+            text = f"`guarded` is {guarded!r}; give methods, as in [{guarded!r}]"
+            raise InvalidOption(text, option="guarded", value=guarded, allowed="methods")
         self._app, self._fence, self._resource_by = app, fence, resource_by
-        self._guarded = None if guarded is None else frozenset(guarded)
+        self._guarded = None if guarded is None else frozenset(method.upper() for method in guarded)
+
+    def _resource(self, request: MutableMapping[str, Any]) -> Optional[str]:
+        if self._resource_by is None:
+            return None
+        resource = self._resource_by(request)
+        if not isinstance(resource, str):
+            # Without one, the client could choose.
+            raise NotFenced(f"`resource_by` has returned {resource!r}; it must name the resource of each request")
+        return resource
 
     def _admit(
         self, method: str, path: bytes, headers: List[Tuple[bytes, bytes]], request: MutableMapping[str, Any], *place: Any
@@ -99,8 +112,8 @@ class _Middleware(Generic[_App]):
             method.encode(),
             path,
             headers,
-            None if self._guarded is None else method in self._guarded,
-            None if self._resource_by is None else self._resource_by(request),
+            None if self._guarded is None else method.upper() in self._guarded,
+            self._resource(request),
             *place,
         )
 

@@ -11,7 +11,8 @@ database administrator applies once.
 
 ``connection`` is a connection or cursor of psycopg, a ``Connection`` or ``Session`` of SQLAlchemy, or Django's
 ``django.db.connection``; for asyncio use :func:`enter_async` and the like, with psycopg's ``AsyncConnection`` or
-SQLAlchemy's ``AsyncConnection`` and ``AsyncSession``.
+SQLAlchemy's ``AsyncConnection`` and ``AsyncSession``. A connection that commits by itself is refused, unless a
+transaction is open: the check would be committed without the write.
 """
 
 from __future__ import annotations
@@ -87,8 +88,30 @@ def _statement(
     return f"SELECT lockkeeper_fence.{function}(%s::text, %s::text, %s::int, %s::bigint)", arguments
 
 
+def _check_transaction(connection: Any) -> None:
+    """Refuses a connection whose next statement is a transaction of its own, as far as that can be seen."""
+    if hasattr(connection, "in_atomic_block"):  # Django
+        is_alone, remedy = not connection.in_atomic_block, "use `with transaction.atomic():`"
+    elif type(connection).__module__.startswith("sqlalchemy."):
+        connection = getattr(connection, "sync_connection", connection)
+        # A session's method, or a connection's property.
+        connection = connection.connection() if callable(connection.connection) else connection
+        is_alone = getattr(connection.connection.dbapi_connection, "autocommit", False)
+        remedy = "use another isolation level than AUTOCOMMIT"
+    else:
+        connection = getattr(connection, "connection", connection)  # a cursor's
+        status = getattr(getattr(connection, "info", None), "transaction_status", None)
+        is_alone, remedy = getattr(connection, "autocommit", False) and status == 0, "use `with connection.transaction():`"
+    if is_alone:
+        raise NotFenced(
+            f"no transaction is open, and the connection commits by itself: the check would be committed before the write, "
+            f"which could then be stale; {remedy}"
+        )
+
+
 def _call(connection: Any, function: str, resource: str, token: int, mode: Mode, slot: Optional[int]) -> None:
     statement = _statement(connection, function, resource, mode, slot, token)
+    _check_transaction(connection)
     try:
         if hasattr(connection, "execute"):
             connection.execute(*statement)
@@ -103,8 +126,11 @@ def _call(connection: Any, function: str, resource: str, token: int, mode: Mode,
 async def _call_async(
     connection: Any, function: str, resource: str, token: int, mode: Mode, slot: Optional[int]
 ) -> None:
+    statement = _statement(connection, function, resource, mode, slot, token)
+    # That of a session, which begins with it.
+    _check_transaction(await connection.connection() if hasattr(connection, "sync_session") else connection)
     try:
-        await connection.execute(*_statement(connection, function, resource, mode, slot, token))
+        await connection.execute(*statement)
     except Exception as error:
         _refuse(error)
         raise

@@ -7,8 +7,8 @@
         fence.write("stock", guard.token, ["SET", Key("stock"), pieces - 1])
 
 Check and commands are one script. ``client`` is a ``redis.Redis`` of one server, the primary (or a ``valkey.Valkey``);
-:func:`connect_async` and :class:`AsyncFence` are for ``redis.asyncio``. Turn off the client's own retries: a write that
-is sent twice may be done twice.
+:func:`connect_async` and :class:`AsyncFence` are for ``redis.asyncio``. Turn off the client's own retries (``retry=None``, or
+``Retry(NoBackoff(), 0)`` where that is the default's): a write that is sent twice may be done twice.
 """
 
 from __future__ import annotations

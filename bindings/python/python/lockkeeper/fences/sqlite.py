@@ -49,7 +49,8 @@ def enter(
     if connection.in_transaction:
         raise NotFenced(
             "enter was called in a transaction; commit it first, or use `enter_within` as the first statement of a "
-            "transaction that holds all of the section"
+            "transaction that holds all of the section (as always with `autocommit=False`, which leaves no time between "
+            "transactions)"
         )
     (before,) = connection.execute("PRAGMA synchronous").fetchone()
     if before < _EXTRA:

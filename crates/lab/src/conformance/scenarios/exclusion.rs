@@ -22,9 +22,6 @@ async fn pair(cast: &Cast<'_>) -> Outcome {
     let (one, other) = (cast.subject().await?, cast.partner().await?);
     let lock = cast.lock("pair");
     let held = one.acquire(&lock).await?;
-    if cast.stage.locks.capabilities().has_tokens() && held.token.is_none() {
-        return broken(format!("{} has a hold without a token", one.name));
-    }
     other.ask(&lock.clone().wait(0))?.refused(&[ErrorKind::Busy]).await?;
     other.ask(&lock.clone().wait(300))?.refused(&NOT_IN_TIME).await?;
     cast.waiters(&lock, 0).await?;

@@ -59,6 +59,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     loss::CUT_OFF,
     loss::KILLED,
     requests::UNKNOWN,
+    requests::UNSEEN,
     requests::LOST_ANSWERS,
     requests::CANCELLED,
     requests::BAD_INPUT,

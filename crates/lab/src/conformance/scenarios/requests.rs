@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{Need, Pairs, Scenario};
 use crate::conformance::protocol::{DriverCommand, ErrorKind, Was};
 use crate::conformance::stage::{Actor, Cast, LONG, SHORT};
-use crate::conformance::{Outcome, Promise, broken};
+use crate::conformance::{Outcome, Promise, ScenarioError, broken};
 
 pub(super) const LOST_ANSWERS: Scenario = Scenario {
     name: "lost calls and answers",
@@ -100,6 +100,37 @@ async fn unknown(cast: &Cast<'_>) -> Outcome {
     let (tries, waits) = (subject.ask(&lock.clone().wait(0))?, subject.ask(&lock.clone().wait(1_000))?);
     tries.refused(&unknown).await?;
     waits.refused(&unknown).await?;
+    subject.end_silence();
+    cast.is_free(&lock).await?;
+    subject.acquire(&lock).await?.release().await
+}
+
+pub(super) const UNSEEN: Scenario = Scenario {
+    name: "granted while it was cut off",
+    promise: Promise::P12,
+    pairs: Pairs::Next,
+    needs: &[Need::Cluster],
+    play: |cast| Box::pin(unseen(cast)),
+};
+
+/// A waiter is cut off, and then granted. When its limit ends, it may not say that the lock was not free.
+async fn unseen(cast: &Cast<'_>) -> Outcome {
+    let (subject, partner) = (cast.fresh(SHORT * 2).await?, cast.partner().await?);
+    let lock = cast.lock("unseen");
+    let held = partner.acquire(&lock).await?;
+    let waits = subject.ask(&lock.clone().wait(2_000))?;
+    let slow =
+        || Err(ScenarioError::LeftOut("the machine is slow: a limit of 2 s ended too early".to_owned()));
+    if let Err(error) = cast.waiters(&lock, 1).await {
+        return if waits.waits() { Err(error) } else { slow() };
+    }
+    subject.silence();
+    held.release().await?;
+    cast.waiters(&lock, 0).await?;
+    if !cast.has_holder(&lock).await {
+        return slow();
+    }
+    waits.refused(&[ErrorKind::Unreachable, ErrorKind::Lost]).await?;
     subject.end_silence();
     cast.is_free(&lock).await?;
     subject.acquire(&lock).await?.release().await

@@ -14,7 +14,8 @@ import java.util.concurrent.atomic.AtomicBoolean;
 final class Attempt {
     final Lock lock;
     private final Locks locks;
-    private final boolean waits;
+    /** Nanoseconds; 0: not at all; {@link Long#MAX_VALUE}: without end. */
+    private final long wait;
     /** The end of the wait, by {@link System#nanoTime}; null: none. */
     private final Long until;
     private final CompletableFuture<Hold> result = new CompletableFuture<>();
@@ -22,16 +23,36 @@ final class Attempt {
     private final AtomicBoolean isOver = new AtomicBoolean();
     private boolean isAsync;
     private Future<?> alarm;
-    /** The request; {@code number} is 0 before it is sent. Of the thread in {@link #begin}, then of the session. */
-    private volatile Session session;
-    private volatile long number;
+    /** The last one, of the thread in {@link #begin}, then of its session. */
+    private volatile Request request;
+
+    /** A request in a session. It counts there once its body is made: before that, {@code number} is 0. */
+    private final class Request {
+        final Session session;
+        volatile long number;
+
+        Request(Session session) {
+            this.session = session;
+        }
+
+        /** Made in the order of the numbers, which is the order in which the calls are written. */
+        String body() {
+            if (number == 0) {
+                number = session.next();
+            }
+            return Json.of("session", session.id, "request", number, "done_through", session.doneThrough(number),
+                    "mode", lock.mode, "permits", lock.permits, "subtree", lock.subtree ? true : null, "also",
+                    lock.names.size() > 1 ? lock.names.subList(1, lock.names.size()) : null, "wait", wait > 0,
+                    "poll_ms", wait > 0 ? 0 : null, "value", lock.value).toString();
+        }
+    }
 
     /** @param wait nanoseconds; {@link Long#MAX_VALUE}: without end */
     Attempt(Locks locks, Lock lock, long wait) {
         this.locks = locks;
         this.lock = lock;
-        waits = wait > 0;
-        until = wait == Long.MAX_VALUE || !waits ? null : System.nanoTime() + wait;
+        this.wait = wait;
+        until = wait == Long.MAX_VALUE || wait == 0 ? null : System.nanoTime() + wait;
     }
 
     /** Acquires on the caller's thread. */
@@ -46,7 +67,7 @@ final class Attempt {
             abandon();
             throw interrupt;
         } catch (ExecutionException error) {
-            throw (LockException) error.getCause();
+            throw (RuntimeException) error.getCause();
         }
     }
 
@@ -58,6 +79,7 @@ final class Attempt {
                 abandon();
             }
         });
+        setAlarm();
         locks.attempts.execute(this::again);
         return result;
     }
@@ -69,7 +91,7 @@ final class Attempt {
             if (hold != null) {
                 granted(hold);
             }
-        } catch (LockException error) {
+        } catch (RuntimeException error) {
             failed(error);
         } catch (InterruptedException unused) {
             failed(new LockException.Closed());
@@ -85,21 +107,21 @@ final class Attempt {
             long silent = System.nanoTime() + locks.ttlMillis * 1_000_000;
             silent = until == null ? silent : Math.min(silent, until);
             Session session = locks.session(silent);
-            this.session = session;
-            number = 0;
+            Request mine = new Request(session);
+            request = mine;
             boolean isSettled = false;
             try {
-                Answer answer = session.ask("POST", "/v1/locks/" + Lock.encoded(lock.names.get(0)), this::body, silent);
+                Answer answer = session.acquire(Lock.encoded(lock.names.get(0)), mine::body, silent);
                 switch (answer.code()) {
                     case "":
                         String state = answer.body().text("state");
                         if ("held".equals(state)) {
-                            Hold hold = session.granted(this, number, answer.body());
-                            isSettled = hold != null;
+                            Hold hold = hold(session, mine.number, answer.body());
+                            isSettled = session.keep(hold);
                             if (isSettled) {
                                 return hold;
                             }
-                        } else if ("queued".equals(state) && session.enqueue(this, number)) {
+                        } else if ("queued".equals(state) && session.enqueue(this, mine.number)) {
                             isSettled = true;
                             return null;
                         }
@@ -116,45 +138,38 @@ final class Attempt {
                         throw new LockException.Busy(lock + ": " + answer.body().text("detail"));
                     default:
                         // An earlier attempt of the same call may have been granted.
-                        throw new LockException.Refused(answer.code(), lock + ": " + answer.body().text("detail"));
+                        throw answer.refusal(lock + ": ");
                 }
             } finally {
-                if (number > 0 && isSettled) {
-                    session.settled(number);
-                } else if (number > 0) {
-                    session.abandon(number);
+                if (mine.number > 0 && isSettled) {
+                    session.settled(mine.number);
+                } else if (mine.number > 0) {
+                    session.abandon(mine.number);
                 }
             }
         }
         return null;
     }
 
-    /** Made in the order of the numbers, which is the order in which the calls are written. */
-    private String body() {
-        if (number == 0) {
-            number = session.next();
-        }
-        return Json.of("session", session.id, "request", number, "done_through", session.doneThrough(), "mode",
-                lock.mode, "permits", lock.permits, "subtree", lock.subtree ? true : null, "also",
-                lock.names.size() > 1 ? lock.names.subList(1, lock.names.size()) : null, "wait", waits, "poll_ms",
-                waits ? 0 : null, "value", lock.value).toString();
-    }
-
     /** The hold that an answer of the service describes. */
-    Hold hold(long number, Json.Fields granted) {
-        List<Integer> slots = new ArrayList<>();
-        for (Object slot : granted.list("slots")) {
-            slots.add(((Json.Fields) slot).number("slot").intValue());
+    Hold hold(Session session, long number, Json.Fields granted) {
+        try {
+            List<Integer> slots = new ArrayList<>();
+            for (Object slot : granted.list("slots")) {
+                slots.add(((Json.Fields) slot).number("slot").intValue());
+            }
+            return new Hold(session, number, lock, granted.number("token"), slots);
+        } catch (ClassCastException | NullPointerException error) {
+            throw new LockException.Refused("internal", "a grant of " + lock + " that can't be read: " + granted);
         }
-        return new Hold(session, number, lock, granted.number("token"), slots);
     }
 
     boolean isOver() {
         return isOver.get();
     }
 
-    /** The request waits in the queue. */
-    void queued() {
+    /** For the end of the wait, which the thread in {@link #begin} looks after if it is the caller's. */
+    void setAlarm() {
         if (until != null && alarm == null) {
             alarm = locks.timer.schedule(this::timeOut, until - System.nanoTime(), TimeUnit.NANOSECONDS);
         }
@@ -162,12 +177,18 @@ final class Attempt {
 
     private void timeOut() {
         if (isOver.compareAndSet(false, true)) {
+            Request last = request;
             // Only the answer shows for certain that nothing is held.
-            CompletableFuture<Void> left = session.abandon(number);
-            left.orTimeout(locks.ttlMillis / 3, TimeUnit.MILLISECONDS).whenComplete((done, silence) ->
+            CompletableFuture<Void> left = last == null || last.number == 0
+                    ? CompletableFuture.failedFuture(new IllegalStateException("nothing is requested at the moment"))
+                    : last.session.abandon(last.number).copy();
+            String within = " within " + TimeUnit.NANOSECONDS.toMillis(wait) + " ms";
+            left.orTimeout(2 * locks.attemptMillis, TimeUnit.MILLISECONDS).whenComplete((done, silence) ->
                     complete(() -> result.completeExceptionally(silence == null
-                            ? new LockException.TimedOut("the lock " + lock + " was not free in time")
-                            : new LockException.Unreachable("no answer of " + locks.nodes + " in time", null))));
+                            ? new LockException.TimedOut("the lock " + lock + " was not free" + within
+                                    + "; wait longer, or see who holds it: lockkeeper show " + lock.names.get(0))
+                            : new LockException.Unreachable("no answer of " + locks.nodes + within
+                                    + " whether the lock " + lock + " was free; is the service up?", silence))));
         }
     }
 
@@ -180,7 +201,7 @@ final class Attempt {
         });
     }
 
-    void failed(LockException error) {
+    void failed(RuntimeException error) {
         if (isOver.compareAndSet(false, true)) {
             complete(() -> result.completeExceptionally(error));
         }
@@ -190,8 +211,8 @@ final class Attempt {
     private void abandon() {
         if (!isOver.compareAndSet(false, true)) {
             result.thenAccept(hold -> hold.session.drop(hold));
-        } else if (session != null) {
-            session.dequeue(this, number);
+        } else if (request != null) {
+            request.session.dequeue(this, request.number);
         }
     }
 

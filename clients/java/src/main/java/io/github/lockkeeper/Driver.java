@@ -22,6 +22,7 @@ public final class Driver {
     private static final Map<String, String> FIELDS = Map.of("connect", "url ttl_ms label", "acquire",
             "hold lock mode permits also subtree wait_ms", "lead", "hold election wait_ms", "release", "hold",
             "check", "hold", "cancel", "acquire", "stall", "ms", "die", "");
+    /** Also those that were released. */
     private final Map<String, Hold> holds = new ConcurrentHashMap<>();
     /** How to cancel each acquire that is not answered. */
     private final Map<Long, Runnable> cancels = new ConcurrentHashMap<>();
@@ -109,9 +110,8 @@ public final class Driver {
                     hold(command).release();
                     return Json.of("was", "held");
                 } catch (LockLostException lost) {
-                    return Json.of("was", "lost");
-                } finally {
-                    holds.remove(command.text("hold"));
+                    boolean isAgain = lost.reason == LockLostException.Cause.RELEASED;
+                    return Json.of("was", isAgain ? "released" : "lost");
                 }
             case "stall":
                 throw new IllegalArgumentException("one thread of a JVM can't stall the others: stop the process");

@@ -1,6 +1,7 @@
 package io.github.lockkeeper;
 
 import io.github.lockkeeper.Nodes.Answer;
+import io.github.lockkeeper.Nodes.Call;
 import java.time.Duration;
 import java.util.Optional;
 
@@ -34,9 +35,9 @@ public final class Election {
      */
     public Optional<Leader> leader() throws InterruptedException {
         long until = System.nanoTime() + Duration.ofMillis(locks.ttlMillis).toNanos();
-        Answer answer = locks.ask(null, "GET", "/v1/locks/" + Lock.encoded(name), null, null, until);
+        Answer answer = locks.ask(new Call("GET", "/v1/locks/" + Lock.encoded(name), null, null, null, "holds"), until);
         if (answer.status() >= 400) {
-            throw new LockException.Refused(answer.code(), answer.body().text("detail"));
+            throw answer.refusal("");
         }
         for (Object item : answer.body().list("holds")) {
             Json.Fields hold = (Json.Fields) item;

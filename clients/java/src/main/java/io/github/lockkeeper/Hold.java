@@ -37,7 +37,7 @@ public final class Hold implements AutoCloseable {
         return token;
     }
 
-    /** Of permits: their numbers, from 0, one for each name of the lock. */
+    /** Of permits: their numbers, from 0, one for each name of the lock, in the byte order of the names. */
     public List<Integer> slots() {
         return slots;
     }

@@ -1,6 +1,7 @@
 package io.github.lockkeeper;
 
 import io.github.lockkeeper.Nodes.Answer;
+import io.github.lockkeeper.Nodes.Call;
 import java.io.IOException;
 import java.math.BigInteger;
 import java.security.SecureRandom;
@@ -8,6 +9,7 @@ import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.RejectedExecutionHandler;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.ThreadFactory;
 import java.util.concurrent.ThreadPoolExecutor;
@@ -21,12 +23,14 @@ public final class Locks implements AutoCloseable {
     final long ttlMillis;
     /** The time that a session is valid after a call was sent: the ttl, less 1 % for the rate of clocks. */
     final long leaseNanos;
-    /** Acquires without a thread of their own. */
-    final ExecutorService attempts = pool("attempts", 32);
-    /** Polls and releases in the background, at most three at a time for each session. */
-    final ExecutorService background = pool("background", 16);
+    /** The limit of one attempt of a call, so that a node that hangs leaves time for another one. */
+    final long attemptMillis;
+    /** Acquires without a thread of their own. After {@link #close} they fail at once, on the caller's. */
+    final ExecutorService attempts = pool("attempts", 32, (task, closed) -> task.run());
+    /** Polls and releases in the background, at most six at a time for each session. */
+    final ExecutorService background = pool("background", 16, new ThreadPoolExecutor.DiscardPolicy());
     /** The user's actions after a loss. */
-    final ExecutorService losses = pool("losses", 8);
+    final ExecutorService losses = pool("losses", 8, new ThreadPoolExecutor.DiscardPolicy());
     final ScheduledThreadPoolExecutor timer =
             new ScheduledThreadPoolExecutor(1, threads("timer"), new ThreadPoolExecutor.DiscardPolicy());
     private final String open;
@@ -40,6 +44,7 @@ public final class Locks implements AutoCloseable {
         this.nodes = nodes;
         ttlMillis = options.ttl.toMillis();
         leaseNanos = ttlMillis * 990_000;
+        attemptMillis = Math.min(5_000, ttlMillis / 3);
         long lockDelay = options.lockDelay.toMillis();
         open = Json.of("ttl_ms", ttlMillis, "lock_delay_ms", lockDelay, "label", options.label).toString();
         timer.setRemoveOnCancelPolicy(true);
@@ -83,34 +88,35 @@ public final class Locks implements AutoCloseable {
         nodes.close();
     }
 
-    boolean isClosed() {
-        return isClosed;
-    }
-
     /**
      * The live session, which is opened if there is none.
      *
      * @param until by {@link System#nanoTime}
      */
     Session session(long until) throws InterruptedException {
+        if (isClosed) {
+            throw new LockException.Closed();
+        }
         Session live = session;
         if (live != null && !live.isOver()) {
             return live;
         }
-        opening.lockInterruptibly();
+        if (!opening.tryLock(until - System.nanoTime(), TimeUnit.NANOSECONDS)) {
+            throw new LockException.Unreachable("no answer of " + nodes + " in time to the opening of a session", null);
+        }
         try {
             while (session == null || session.isOver()) {
                 if (isClosed) {
                     throw new LockException.Closed();
                 }
-                Answer answer = ask(secret, "POST", "/v1/sessions", () -> open, null, until);
+                Answer answer = ask(new Call("POST", "/v1/sessions", secret, () -> open, null, "session"), until);
                 if (answer.status() < 400) {
                     session = new Session(this, answer.body().number("session"), secret, answer.sent());
                     secret = secret();
                 } else if (answer.code().equals("session-gone")) {
                     secret = secret(); // of an open that got lost
                 } else {
-                    throw new LockException.Refused(answer.code(), answer.body().text("detail"));
+                    throw answer.refusal("");
                 }
             }
             if (isClosed) {
@@ -128,19 +134,20 @@ public final class Locks implements AutoCloseable {
      *
      * @throws LockException.Unreachable there is no answer until then
      */
-    Answer ask(String secret, String method, String path, Supplier<String> body, Object ordered, long until)
-            throws InterruptedException {
-        for (int tries = 0;; tries++) {
+    Answer ask(Call call, long until) throws InterruptedException {
+        long begin = System.nanoTime();
+        for (int tries = 0, refusals = 0;; tries++) {
             String why;
             Exception cause = null;
             try {
                 long left = (until - System.nanoTime()) / 1_000_000;
-                long millis = Math.max(1, Math.min(left, ttlMillis / 3));
-                Answer answer = nodes.call(method, path, secret, body, ordered, millis);
-                if (!answer.isTransient()) {
+                Answer answer = nodes.call(call, Math.max(1, Math.min(left, attemptMillis)));
+                if (answer.mayDiffer() && ++refusals < nodes.count()) {
+                    continue;
+                } else if (!answer.isTransient()) {
                     return answer;
                 }
-                why = answer.body().text("detail");
+                why = answer.refusal("").getMessage();
             } catch (IOException error) {
                 if (Thread.interrupted()) {
                     throw new InterruptedException();
@@ -150,7 +157,9 @@ public final class Locks implements AutoCloseable {
             }
             long pause = pause(tries);
             if (until - System.nanoTime() <= pause * 1_000_000) {
-                throw new LockException.Unreachable("no answer of " + nodes + ": " + why, cause);
+                long waited = (System.nanoTime() - begin) / 1_000_000;
+                throw new LockException.Unreachable("no answer of " + nodes + " within " + waited + " ms: " + why
+                        + "; is the service up, and does it have a leader?", cause);
             }
             Thread.sleep(pause);
         }
@@ -165,9 +174,9 @@ public final class Locks implements AutoCloseable {
         return String.format("%032x", new BigInteger(128, new SecureRandom()));
     }
 
-    private static ExecutorService pool(String name, int threads) {
+    private static ExecutorService pool(String name, int threads, RejectedExecutionHandler closed) {
         ThreadPoolExecutor pool = new ThreadPoolExecutor(threads, threads, 10, TimeUnit.SECONDS,
-                new LinkedBlockingQueue<>(), threads(name), new ThreadPoolExecutor.DiscardPolicy());
+                new LinkedBlockingQueue<>(), threads(name), closed);
         pool.allowCoreThreadTimeOut(true);
         return pool;
     }

@@ -3,6 +3,7 @@ package io.github.lockkeeper;
 import java.io.BufferedInputStream;
 import java.io.ByteArrayOutputStream;
 import java.io.EOFException;
+import java.io.FilterInputStream;
 import java.io.IOException;
 import java.io.InputStream;
 import java.net.InetSocketAddress;
@@ -32,13 +33,22 @@ import javax.net.ssl.SSLSocket;
 final class Nodes {
     private static final Pattern URLS = Pattern.compile("(https?://)([^/?#@]+)/?");
     private static final Pattern STATUS = Pattern.compile("HTTP/1\\.1 [2-5][0-9][0-9]( .*)?");
-    private static final int ANSWER_BYTES_MAX = 1 << 20;
+    /** The longest answer, with 1,024 grants of 64 permits each, has some 3 MiB. */
+    private static final int ANSWER_BYTES_MAX = 8 << 20;
     private static final int LINE_BYTES_MAX = 8 << 10;
     /** A node closes idle connections after 60 s, so that older ones are not tried. */
     private static final long IDLE_NANOS_MAX = 30_000_000_000L;
     private static final int IDLE_MAX = 256;
 
-    /** An answer; {@code sent} is when its call was sent, by {@link Clock}. */
+    /**
+     * A call, which may be repeated, at any node.
+     *
+     * @param order if not null, the body is made and written in its monitor
+     * @param expects a field of the answer, without which it is not the service's; null: it has no body
+     */
+    record Call(String method, String path, String secret, Supplier<String> body, Object order, String expects) {}
+
+    /** An answer of the service; {@code sent} is when its call was sent, by {@link Clock}. */
     record Answer(int status, Json.Fields body, long sent) {
         /** The code of an error; empty if it is none. */
         String code() {
@@ -46,9 +56,20 @@ final class Nodes {
             return code == null ? "http-" + status : code;
         }
 
+        LockException.Refused refusal(String of) {
+            String detail = body.text("detail");
+            return new LockException.Refused(code(), of + (detail != null ? detail
+                    : "an answer that is not the service's; look at the proxies before it"));
+        }
+
         /** No node leads at the moment, or the answer got lost on the way: the call is repeated. */
         boolean isTransient() {
             return status >= 502 && status <= 504;
+        }
+
+        /** One node alone may say so, by its own files or its own proxy: the others are asked before it counts. */
+        boolean mayDiffer() {
+            return status == 401 || status == 403 || status == 404 || status == 421;
         }
     }
 
@@ -76,24 +97,19 @@ final class Nodes {
     }
 
     /**
-     * Makes one call of the node that answered last, and changes to the next node if there is no answer.
+     * Makes one call of the node that answered last, and changes to the next node if it does not answer, or for itself.
      *
-     * @param ordered if not null, the body is made and written in this object's monitor
-     * @throws IOException no answer within {@code millis}; whether the call had an effect is unknown
+     * @throws IOException no answer of the service within {@code millis}; whether the call had an effect is unknown
      */
-    Answer call(String method, String path, String secret, Supplier<String> body, Object ordered, long millis)
-            throws IOException {
+    Answer call(Call call, long millis) throws IOException {
         URI asked = node;
         long until = System.nanoTime() + millis * 1_000_000;
-        Connection connection = pooled(asked);
-        boolean isPooled = connection != null;
-        while (true) {
+        for (Connection connection = pooled(asked);; connection = null) {
+            boolean isPooled = connection != null;
             try {
-                if (connection == null) {
-                    connection = new Connection(asked, until);
-                }
-                Answer answer = connection.call(method, path, secret, body, ordered, until);
-                if (answer.isTransient()) {
+                connection = isPooled ? connection : new Connection(asked, until);
+                Answer answer = connection.call(call, until);
+                if (answer.isTransient() || answer.mayDiffer()) {
                     leave(asked);
                 }
                 keep(connection);
@@ -109,8 +125,6 @@ final class Nodes {
                     throw error instanceof IOException io ? io : new IOException(asked + ": " + error, error);
                 }
                 // The node has closed the connection meanwhile; calls may be repeated.
-                isPooled = false;
-                connection = null;
             }
         }
     }
@@ -147,6 +161,10 @@ final class Nodes {
         connection.close();
     }
 
+    int count() {
+        return nodes.size();
+    }
+
     void close() {
         synchronized (idle) {
             isClosed = true;
@@ -165,12 +183,14 @@ final class Nodes {
         final URI node;
         final Socket socket;
         final InputStream in;
+        long until;
         boolean hasAnswered;
         boolean isReusable;
         long idleSince;
 
         Connection(URI node, long until) throws IOException {
             this.node = node;
+            this.until = until;
             boolean isTls = node.getScheme().equals("https");
             int port = node.getPort() >= 0 ? node.getPort() : isTls ? 443 : 80;
             // Of a channel: its I/O ends by an interrupt.
@@ -179,15 +199,21 @@ final class Nodes {
                 String host = node.getHost().replaceAll("[\\[\\]]", "");
                 plain.connect(new InetSocketAddress(host, port), left(until));
                 plain.setTcpNoDelay(true);
-                socket = isTls ? encrypted(plain, host, port, until) : plain;
-                in = new BufferedInputStream(socket.getInputStream());
+                socket = isTls ? encrypted(plain, host, port) : plain;
+                in = new BufferedInputStream(new FilterInputStream(socket.getInputStream()) {
+                    @Override
+                    public int read(byte[] part, int begin, int length) throws IOException {
+                        socket.setSoTimeout(left(Connection.this.until)); // for each read: the peer may trickle
+                        return super.read(part, begin, length);
+                    }
+                });
             } catch (IOException | RuntimeException error) {
                 plain.close();
                 throw error;
             }
         }
 
-        private Socket encrypted(Socket plain, String host, int port, long until) throws IOException {
+        private Socket encrypted(Socket plain, String host, int port) throws IOException {
             SSLSocket socket = (SSLSocket) tls.getSocketFactory().createSocket(plain, host, port, true);
             SSLParameters parameters = socket.getSSLParameters();
             parameters.setEndpointIdentificationAlgorithm("HTTPS");
@@ -197,32 +223,32 @@ final class Nodes {
             return socket;
         }
 
-        Answer call(String method, String path, String secret, Supplier<String> body, Object ordered, long until)
-                throws IOException {
-            StringBuilder head = new StringBuilder(512).append(method).append(' ').append(path)
+        Answer call(Call call, long until) throws IOException {
+            this.until = until;
+            StringBuilder head = new StringBuilder(512).append(call.method).append(' ').append(call.path)
                     .append(" HTTP/1.1\r\nHost: ").append(node.getAuthority()).append("\r\n");
-            if (secret != null) {
-                head.append("Lockkeeper-Secret: ").append(secret).append("\r\n");
+            if (call.secret != null) {
+                head.append("Lockkeeper-Secret: ").append(call.secret).append("\r\n");
             }
             if (bearer != null) {
                 head.append("Authorization: Bearer ").append(bearer.get()).append("\r\n");
             }
             hasAnswered = false;
             long sent = Clock.sent();
-            synchronized (ordered == null ? this : ordered) {
-                String content = body == null ? "" : body.get();
-                if (body != null) {
+            synchronized (call.order == null ? this : call.order) {
+                String content = call.body == null ? "" : call.body.get();
+                if (call.body != null) {
                     head.append("Content-Type: application/json\r\nContent-Length: ")
                             .append(content.getBytes(StandardCharsets.UTF_8).length).append("\r\n");
                 }
                 String whole = head.append("\r\n").append(content).toString();
                 socket.getOutputStream().write(whole.getBytes(StandardCharsets.UTF_8));
             }
-            return answer(sent, until);
+            return answer(sent, call.expects);
         }
 
-        private Answer answer(long sent, long until) throws IOException {
-            String status = line(until);
+        private Answer answer(long sent, String expects) throws IOException {
+            String status = line();
             hasAnswered = true;
             if (!STATUS.matcher(status).matches()) {
                 throw new IOException(node + " does not answer in HTTP/1.1: `" + status + "`");
@@ -231,7 +257,7 @@ final class Nodes {
             int length = 0;
             boolean isChunked = false;
             isReusable = true;
-            for (String line = line(until); !line.isEmpty(); line = line(until)) {
+            for (String line = line(); !line.isEmpty(); line = line()) {
                 String header = line.toLowerCase(Locale.ROOT);
                 String value = header.substring(header.indexOf(':') + 1).strip();
                 if (header.startsWith("content-length:")) {
@@ -242,13 +268,19 @@ final class Nodes {
                     isReusable = !value.equals("close");
                 }
             }
-            ByteArrayOutputStream body = new ByteArrayOutputStream(length);
+            ByteArrayOutputStream body = new ByteArrayOutputStream();
             do {
-                length = isChunked ? Integer.parseInt(line(until).replaceFirst(";.*", ""), 16) : length;
+                length = isChunked ? Integer.parseInt(line().replaceFirst(";.*", ""), 16) : length;
                 read(length, body);
-            } while (isChunked && line(until).isEmpty() && length > 0);
+            } while (isChunked && line().isEmpty() && length > 0);
             String text = body.toString(StandardCharsets.UTF_8);
-            return new Answer(code, text.startsWith("{") ? Json.parse(text) : new Json.Fields(), sent);
+            Json.Fields fields = text.startsWith("{") ? Json.parse(text) : new Json.Fields();
+            // What renews a lease has to be the service's own (P5): proxies redirect, or answer with pages.
+            if (code < 400 && (code > 204 || (expects != null && fields.get(expects) == null))) {
+                throw new IOException(node + " answers with status " + code + " and without `" + expects
+                        + "`, as the service does not; look at the proxies before it");
+            }
+            return new Answer(code, fields, sent);
         }
 
         private void read(int length, ByteArrayOutputStream body) throws IOException {
@@ -262,8 +294,7 @@ final class Nodes {
             body.write(part);
         }
 
-        private String line(long until) throws IOException {
-            socket.setSoTimeout(left(until));
+        private String line() throws IOException {
             StringBuilder out = new StringBuilder();
             for (int c = in.read(); c != '\n'; c = in.read()) {
                 if (c < 0) {

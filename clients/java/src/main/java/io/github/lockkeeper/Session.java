@@ -2,9 +2,10 @@ package io.github.lockkeeper;
 
 import io.github.lockkeeper.LockLostException.Cause;
 import io.github.lockkeeper.Nodes.Answer;
+import io.github.lockkeeper.Nodes.Call;
+import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.HashMap;
-import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
@@ -20,6 +21,9 @@ import java.util.function.Supplier;
 final class Session {
     /** The service's limit of requests in the lists of one call. */
     private static final int LIST_MAX = 4_096;
+    /** How far {@code done_through} stays behind. The service remembers 4,096 ended requests, and then refuses. */
+    private static final int UNANSWERED_MAX = 2_048;
+    private static final int DELETES_MAX = 4;
 
     final long id;
     private final Locks locks;
@@ -30,14 +34,18 @@ final class Session {
     /** When the lease ends, by {@link Clock}. */
     private volatile long deadline;
     private volatile boolean isOver;
+    /** It is over by this client's clock alone: whether its requests have ended is unknown. */
+    private boolean isUnconfirmed;
     private long last;
     /** Requests whose acquire or release is not answered: the service has to remember them. */
     private final TreeSet<Long> unanswered = new TreeSet<>();
     private final TreeMap<Long, Attempt> waiting = new TreeMap<>();
     private final Map<Long, Hold> holds = new HashMap<>();
     /** Requests to be deleted in the background; each with who waits for that. */
-    private final LinkedHashMap<Long, CompletableFuture<Void>> abandoned = new LinkedHashMap<>();
-    private boolean isDeleting;
+    private final Map<Long, CompletableFuture<Void>> abandoned = new HashMap<>();
+    /** Those of them that no thread deletes at the moment. */
+    private final ArrayDeque<Long> undeleted = new ArrayDeque<>();
+    private int deleting;
     /** The poll that was begun last; older ones end with their answer. */
     private long poll;
     private boolean isPollBegun;
@@ -64,9 +72,13 @@ final class Session {
         return last;
     }
 
-    /** The number up to which the service may forget how requests have ended. */
-    synchronized long doneThrough() {
-        return unanswered.isEmpty() ? last : unanswered.first() - 1;
+    /**
+     * The number up to which the service may forget how requests have ended, below {@code number}, which it is sent
+     * with. One call without an answer does not hold it back for ever: its request is found by its number in any case.
+     */
+    synchronized long doneThrough(long number) {
+        long answered = unanswered.isEmpty() ? last : unanswered.first() - 1;
+        return Math.min(number - 1, Math.max(answered, last - UNANSWERED_MAX));
     }
 
     synchronized void settled(long number) {
@@ -74,37 +86,31 @@ final class Session {
     }
 
     /** Makes an acquire, and repeats it until it is answered. */
-    Answer ask(String method, String path, Supplier<String> body, long until) throws InterruptedException {
-        Answer answer = locks.ask(secret, method, path, body, order, until);
+    Answer acquire(String name, Supplier<String> body, long until) throws InterruptedException {
+        Answer answer = locks.ask(new Call("POST", "/v1/locks/" + name, secret, body, order, "ended"), until);
         answered(answer);
         return answer;
     }
 
-    /** A grant; null if the lease has ended meanwhile. */
-    Hold granted(Attempt attempt, long number, Json.Fields granted) {
-        Hold hold = attempt.hold(number, granted);
-        synchronized (this) {
-            if (isOver || Clock.now() >= deadline) {
-                return null;
-            }
-            holds.put(number, hold);
-            return hold;
+    /** A grant; false if the lease has ended meanwhile. */
+    synchronized boolean keep(Hold hold) {
+        boolean isLive = !isOver && Clock.now() < deadline;
+        if (isLive) {
+            holds.put(hold.number, hold);
         }
+        return isLive;
     }
 
     /** The attempt waits for the poll to find its grant. False if it is over, or the session. */
-    boolean enqueue(Attempt attempt, long number) {
-        synchronized (this) {
-            if (isOver || attempt.isOver()) {
-                return false;
-            }
-            if (waiting.size() >= LIST_MAX) {
-                throw new LockException.Refused("resource-exhausted",
-                        LIST_MAX + " acquires of this client wait already, which is the limit; use another client");
-            }
-            attempt.queued();
-            waiting.put(number, attempt);
+    synchronized boolean enqueue(Attempt attempt, long number) {
+        if (isOver || attempt.isOver()) {
+            return false;
+        } else if (waiting.size() >= LIST_MAX) {
+            throw new LockException.Refused("resource-exhausted",
+                    LIST_MAX + " acquires of this client wait already, which is the limit; use another client");
         }
+        attempt.setAlarm();
+        waiting.put(number, attempt);
         beginPoll();
         return true;
     }
@@ -116,53 +122,70 @@ final class Session {
         }
     }
 
-    /** Deletes a request in the background, whatever its state; the returned future completes with the answer. */
+    /**
+     * Deletes a request in the background, whatever its state. The returned future completes with the answer, or
+     * exceptionally if there won't be one.
+     */
     synchronized CompletableFuture<Void> abandon(long number) {
         if (isOver) {
-            return CompletableFuture.completedFuture(null);
+            return over(new CompletableFuture<>());
         }
         waiting.remove(number);
         unanswered.add(number);
-        if (!isDeleting) {
-            isDeleting = true;
-            locks.background.execute(this::deleteAbandoned);
+        if (!abandoned.containsKey(number)) {
+            abandoned.put(number, new CompletableFuture<>());
+            undeleted.add(number);
+            if (deleting < DELETES_MAX) {
+                deleting++;
+                locks.background.execute(this::deleteAbandoned);
+            }
         }
-        return abandoned.computeIfAbsent(number, it -> new CompletableFuture<>());
+        return abandoned.get(number);
     }
 
+    private CompletableFuture<Void> over(CompletableFuture<Void> deleted) {
+        if (isUnconfirmed) {
+            deleted.completeExceptionally(new IllegalStateException("the session is over by the clock"));
+        }
+        deleted.complete(null);
+        return deleted;
+    }
+
+    /** Those that are not answered, or refused, as for a bearer token that has expired, come again after the others. */
     private void deleteAbandoned() {
-        for (int tries = 0;; ) {
-            long number;
+        for (int failed = 0;;) {
+            Long number;
             synchronized (this) {
-                if (isOver || abandoned.isEmpty()) {
-                    isDeleting = false;
+                number = undeleted.poll();
+                if (isOver || number == null) {
+                    deleting--;
                     return;
                 }
-                number = abandoned.keySet().iterator().next();
             }
+            boolean isDone = false;
             try {
-                if (delete(number, System.nanoTime() + locks.ttlMillis * 1_000_000).status() < 400) {
-                    CompletableFuture<Void> done;
-                    synchronized (this) {
-                        done = abandoned.remove(number);
-                        unanswered.remove(number);
-                    }
-                    if (done != null) {
-                        done.complete(null);
-                    }
-                    tries = 0;
-                } else {
-                    Thread.sleep(Locks.pause(tries++)); // refused, as by a bearer token that has expired
-                }
-            } catch (LockException.Unreachable | InterruptedException silence) {
+                Thread.sleep(failed == 0 ? 0 : Locks.pause(failed - 1));
+                isDone = delete(number, System.nanoTime() + locks.attemptMillis * 1_000_000).status() < 400;
+            } catch (RuntimeException | InterruptedException silence) {
                 // Again, until the service has answered or ended the session.
+            }
+            failed = isDone ? 0 : failed + 1;
+            synchronized (this) {
+                if (isOver) {
+                    continue;
+                } else if (isDone) {
+                    unanswered.remove(number);
+                    abandoned.remove(number).complete(null);
+                } else {
+                    undeleted.add(number);
+                }
             }
         }
     }
 
     private Answer delete(long number, long until) throws InterruptedException {
-        String call = path + "/requests/" + number + "?done_through=" + doneThrough();
-        Answer answer = locks.ask(secret, "DELETE", call, null, null, until);
+        String call = path + "/requests/" + number + "?done_through=" + doneThrough(number);
+        Answer answer = locks.ask(new Call("DELETE", call, secret, null, null, "ended"), until);
         answered(answer);
         return answer;
     }
@@ -178,11 +201,9 @@ final class Session {
     }
 
     /** Releases a hold that nobody has got. */
-    void drop(Hold hold) {
-        synchronized (this) {
-            hold.over = Cause.RELEASED;
-            holds.remove(hold.number);
-        }
+    synchronized void drop(Hold hold) {
+        hold.over = Cause.RELEASED;
+        holds.remove(hold.number);
         abandon(hold.number);
     }
 
@@ -201,11 +222,11 @@ final class Session {
         }
         boolean isAnswered = false;
         try {
-            Answer answer = delete(hold.number, System.nanoTime() + locks.ttlMillis * 1_000_000 / 2);
+            Answer answer = delete(hold.number, System.nanoTime() + 2 * locks.attemptMillis * 1_000_000);
             Cause end = switch (answer.code()) {
                 case "" -> "broken".equals(answer.body().text("end")) ? Cause.BROKEN : Cause.RELEASED;
                 case "session-gone" -> Cause.SESSION_ENDED;
-                default -> throw new LockException.Refused(answer.code(), answer.body().text("detail"));
+                default -> throw answer.refusal("");
             };
             isAnswered = true;
             if (end != Cause.RELEASED) {
@@ -246,7 +267,7 @@ final class Session {
     private void watch() {
         expire();
         if (Clock.now() - deadline > locks.leaseNanos) {
-            end(Cause.SESSION_ENDED); // The service has ended it, too; its errors may not say so.
+            end(Cause.EXPIRED); // The service has ended it, too, if it was up; its errors may not say so.
         } else if (!isOver) {
             long left = Math.max(1_000_000, Math.min(deadline - Clock.now(), 1_000_000_000));
             locks.timer.schedule(this::watch, left, TimeUnit.NANOSECONDS);
@@ -290,35 +311,25 @@ final class Session {
         }
     }
 
-    private void end(Cause cause) {
-        List<Attempt> restarted = new ArrayList<>();
-        synchronized (this) {
-            isOver = true;
-            holds.values().forEach(hold -> lose(hold, cause));
-            holds.clear();
-            restarted.addAll(waiting.values());
-            waiting.clear();
-            abandoned.values().forEach(done -> done.complete(null));
-            abandoned.clear();
-        }
-        restarted.forEach(attempt -> {
-            if (cause == Cause.CLOSED) {
-                attempt.failed(new LockException.Closed());
-            } else {
-                locks.attempts.execute(attempt::again);
-            }
-        });
+    private synchronized void end(Cause cause) {
+        isUnconfirmed = !isOver && cause == Cause.EXPIRED;
+        isOver = true;
+        holds.values().forEach(hold -> lose(hold, cause));
+        holds.clear();
+        // In another session, unless the client is closed.
+        waiting.values().forEach(attempt -> locks.attempts.execute(attempt::again));
+        waiting.clear();
+        abandoned.values().forEach(this::over);
+        abandoned.clear();
     }
 
     void close() {
         end(Cause.CLOSED);
         boolean isInterrupted = Thread.interrupted();
         try {
-            locks.ask(secret, "DELETE", path, null, null, System.nanoTime() + 5_000_000_000L);
-        } catch (LockException.Unreachable silence) {
-            // It ends by its ttl.
-        } catch (InterruptedException interrupt) {
-            isInterrupted = true;
+            locks.ask(new Call("DELETE", path, secret, null, null, null), System.nanoTime() + 5_000_000_000L);
+        } catch (LockException.Unreachable | InterruptedException silence) {
+            isInterrupted |= silence instanceof InterruptedException; // It ends by its ttl.
         }
         if (isInterrupted) {
             Thread.currentThread().interrupt();
@@ -327,14 +338,11 @@ final class Session {
 
     // One call keeps the session alive, and waits for what happens to all its requests.
 
-    private void beginPoll() {
-        synchronized (this) {
-            if (isPollBegun) {
-                return; // It has not read `waiting` yet.
-            }
+    private synchronized void beginPoll() {
+        if (!isPollBegun) { // else it has not read `waiting` yet
             isPollBegun = true;
+            locks.background.execute(this::poll);
         }
-        locks.background.execute(this::poll);
     }
 
     private void poll() {
@@ -359,23 +367,31 @@ final class Session {
             long wait = tries > 0 ? 0 : Math.min(60_000, locks.ttlMillis / 5);
             List<Long> left = known.subList(0, Math.min(LIST_MAX, known.size()));
             String body = Json.of("poll_ms", wait, "waiting", awaited, "known", left).toString();
-            Exception error = null;
+            LockException error;
             try {
-                long limit = wait + Math.max(100, locks.ttlMillis / 6);
-                Answer answer = locks.nodes.call("POST", path + "/keep-alive", secret, () -> body, null, limit);
+                long limit = wait + Math.max(100, Math.min(5_000, locks.ttlMillis / 6));
+                Answer answer = locks.nodes.call(
+                        new Call("POST", path + "/keep-alive", secret, () -> body, null, "ended"), limit);
                 answered(answer);
                 if (answer.status() < 400) {
+                    grants(answer.body());
                     tries = 0;
                     failing = null;
-                    grants(answer.body());
                     continue;
                 }
+                error = answer.refusal("the session is not kept alive: ");
+                if (answer.isTransient()) {
+                    throw error;
+                } else if (tries == 0 && !isOver) {
+                    System.getLogger("lockkeeper").log(System.Logger.Level.WARNING, error.getMessage());
+                }
             } catch (Exception silence) {
-                error = silence;
+                error = new LockException.Unreachable("no answer of " + locks.nodes + " for a ttl, of "
+                        + locks.ttlMillis + " ms: " + silence.getMessage() + "; is the service up?", silence);
             }
             failing = failing == null ? (Long) System.nanoTime() : failing;
             if (System.nanoTime() - failing > locks.ttlMillis * 1_000_000) {
-                unreachable(error);
+                giveUp(error);
             }
             try {
                 Thread.sleep(Math.min(Locks.pause(tries++), locks.ttlMillis / 12));
@@ -385,19 +401,17 @@ final class Session {
         }
     }
 
-    private void grants(Json.Fields body) {
+    private synchronized void grants(Json.Fields body) {
         for (Object item : body.list("granted")) {
             Json.Fields granted = (Json.Fields) item;
             long number = granted.number("request");
-            Attempt attempt;
-            synchronized (this) {
-                attempt = waiting.remove(number);
-            }
+            Attempt attempt = waiting.get(number);
             if (attempt == null) {
                 continue;
             }
-            Hold hold = granted(attempt, number, granted);
-            if (hold != null) {
+            Hold hold = attempt.hold(this, number, granted);
+            waiting.remove(number);
+            if (keep(hold)) {
                 attempt.granted(hold);
             } else {
                 abandon(number);
@@ -407,13 +421,10 @@ final class Session {
     }
 
     /** Waiters give up after a ttl without an answer. */
-    private void unreachable(Exception cause) {
-        List<Attempt> given;
-        synchronized (this) {
-            given = new ArrayList<>(waiting.values());
-            new ArrayList<>(waiting.keySet()).forEach(this::abandon);
-        }
-        given.forEach(attempt -> attempt.failed(
-                new LockException.Unreachable("no answer of " + locks.nodes + " for a ttl", cause)));
+    private synchronized void giveUp(LockException error) {
+        new TreeMap<>(waiting).forEach((number, attempt) -> {
+            abandon(number);
+            attempt.failed(error);
+        });
     }
 }

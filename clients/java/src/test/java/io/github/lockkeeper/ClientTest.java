@@ -26,14 +26,18 @@ import java.util.function.BooleanSupplier;
 /** The client on a real node: {@code ClientTest URL PID [TEST…]}. */
 final class ClientTest {
     private static final Duration PATIENCE = Duration.ofSeconds(60);
-    private static String url;
+    static String url;
     private static long node;
 
-    private interface Body {
+    interface Body {
         void run() throws Exception;
     }
 
     public static void main(String[] arguments) throws Exception {
+        Thread.setDefaultUncaughtExceptionHandler((thread, error) -> {
+            error.printStackTrace();
+            Runtime.getRuntime().halt(1); // whatever threads are left
+        });
         url = arguments[0];
         node = Long.parseLong(arguments[1]);
         Map<String, Body> tests = new LinkedHashMap<>();
@@ -50,6 +54,13 @@ final class ClientTest {
         tests.put("an election", ClientTest::elects);
         tests.put("refusals", ClientTest::refusals);
         tests.put("a closed client", ClientTest::closed);
+        tests.put("bad nodes", Faults::badNodes);
+        tests.put("a wait ends between two requests", Faults::timesOutBetweenRequests);
+        tests.put("deletes that are refused", Faults::refusedDeletes);
+        tests.put("a call without an answer", Faults::forgets);
+        tests.put("limits of time", Faults::limits);
+        tests.put("endless answers", Faults::endlessAnswers);
+        tests.put("grants that can't be read", Faults::brokenGrants);
         tests.put("a node that does not answer", ClientTest::silentNode);
         tests.put("a program that is stopped", ClientTest::stopped);
         List<String> chosen = List.of(arguments).subList(2, arguments.length);
@@ -66,13 +77,13 @@ final class ClientTest {
         return Lockkeeper.at(url).ttl(Duration.ofSeconds(10)).label("test").connect();
     }
 
-    private static void is(boolean condition, Object what) {
+    static void is(boolean condition, Object what) {
         if (!condition) {
             throw new AssertionError(what);
         }
     }
 
-    private static <E extends Exception> E fails(Class<E> kind, Body body) {
+    static <E extends Exception> E fails(Class<E> kind, Body body) {
         try {
             body.run();
         } catch (Exception error) {
@@ -83,7 +94,7 @@ final class ClientTest {
         throw new AssertionError("no " + kind.getSimpleName());
     }
 
-    private static void waitUntil(String what, BooleanSupplier condition) throws InterruptedException {
+    static void waitUntil(String what, BooleanSupplier condition) throws InterruptedException {
         long until = System.nanoTime() + PATIENCE.toNanos();
         while (!condition.getAsBoolean()) {
             is(System.nanoTime() < until, "not in time: " + what);
@@ -94,22 +105,22 @@ final class ClientTest {
     private static Json.Fields shown(Locks locks, String name) {
         try {
             long until = System.nanoTime() + PATIENCE.toNanos();
-            return locks.ask(null, "GET", "/v1/locks/" + name, null, null, until).body();
+            return locks.ask(new Nodes.Call("GET", "/v1/locks/" + name, null, null, null, "holds"), until).body();
         } catch (InterruptedException interrupt) {
             throw new AssertionError(interrupt);
         }
     }
 
-    private static long waiters(Locks locks, String name) {
+    static long waiters(Locks locks, String name) {
         Long count = shown(locks, name).number("waiter_count");
         return count == null ? 0 : count;
     }
 
-    private static void isFree(Locks locks, String name) throws InterruptedException {
+    static void isFree(Locks locks, String name) throws InterruptedException {
         waitUntil(name + " is free", () -> shown(locks, name).list("holds").isEmpty() && waiters(locks, name) == 0);
     }
 
-    private static List<Thread> threads(int count, Body body) {
+    static List<Thread> threads(int count, Body body) {
         List<Thread> threads = new ArrayList<>();
         for (int i = 0; i < count; i++) {
             Thread thread = new Thread(() -> {
@@ -126,7 +137,7 @@ final class ClientTest {
         return threads;
     }
 
-    private static void join(List<Thread> threads) throws InterruptedException {
+    static void join(List<Thread> threads) throws InterruptedException {
         for (Thread thread : threads) {
             thread.join(PATIENCE.toMillis());
             is(!thread.isAlive(), "a thread hangs");
@@ -279,7 +290,8 @@ final class ClientTest {
                 hold.onLost(() -> told.complete(null));
                 Json.Fields call = Json.of("name", "breaks", "token", hold.token(), "reason", "a test", "now", now);
                 long until = System.nanoTime() + PATIENCE.toNanos();
-                is(locks.ask(null, "POST", "/v1/break", call::toString, null, until).status() == 200, "the break");
+                Nodes.Call order = new Nodes.Call("POST", "/v1/break", null, call::toString, null, null);
+                is(locks.ask(order, until).status() == 200, "the break");
                 is(hold.lost().get(60, TimeUnit.SECONDS) == Cause.BROKEN, "the cause");
                 told.get(60, TimeUnit.SECONDS);
                 is(hold.validFor().isZero(), hold.validFor());
@@ -416,6 +428,8 @@ final class ClientTest {
             fails(LockException.Closed.class, () -> waits.get(60, TimeUnit.SECONDS));
             is(hold.lost().get(60, TimeUnit.SECONDS) == Cause.CLOSED, "the cause");
             fails(LockException.Closed.class, () -> locks.mutex("closed").acquire());
+            CompletableFuture<Hold> late = locks.mutex("closed").acquireAsync();
+            fails(LockException.Closed.class, () -> late.get(60, TimeUnit.SECONDS));
             fails(LockLostException.class, hold::release);
             isFree(other, "closed");
         }

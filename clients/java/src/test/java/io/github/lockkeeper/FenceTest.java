@@ -44,10 +44,28 @@ final class FenceTest {
                 ResultSet row = connection.createStatement().executeQuery(sql + permit.token());
                 is(row.next() && row.getInt(1) == permit.slots().get(0), "the slot is marked");
             }
+            severalPermits(locks, connection);
             try (Hold shared = locks.shared("stock").acquire()) {
                 PostgresFence.enter(connection, "stock", shared);
                 refused("LK003", () -> PostgresFence.write(connection, "stock", shared));
             }
+        }
+    }
+
+    /** The slots of several names differ, so that the right one has to be named: another's mark says nothing. */
+    private static void severalPermits(Locks locks, Connection connection) throws Exception {
+        try (Hold taken = locks.semaphore(2, "several/b").acquire();
+                Hold both = locks.semaphore(2, "several/a", "several/b").acquire()) {
+            int slot = 1 - taken.slots().get(0);
+            is(both.slots().equals(java.util.List.of(0, slot)), both.slots());
+            refused("LK004", () -> PostgresFence.enter(connection, "several/b", both));
+            refused("LK004", () -> PostgresFence.once(connection, "several/b", both, 2));
+            PostgresFence.enter(connection, "several/b", both, slot);
+            PostgresFence.write(connection, "several/b", both, slot);
+            connection.commit();
+            String sql = "SELECT slot FROM lockkeeper_fence.marks WHERE resource = 'several/b' AND any_token = ";
+            ResultSet row = connection.createStatement().executeQuery(sql + both.token());
+            is(row.next() && row.getInt(1) == slot && !row.next(), "the slot of this lock is marked");
         }
     }
 
