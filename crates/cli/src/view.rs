@@ -4,8 +4,8 @@
 use std::time::{Duration, SystemTime};
 
 use lockkeeper::{
-    Broken, ClusterInfo, EndedSession, HolderInfo, HolderState, LockInfo, NodeDisk, NodeInfo, NodePart, NodeReport,
-    NodeRole, ServiceStatus, SessionInfo, Token, TokenStatus, WaiterInfo,
+    Broken, ClusterInfo, EndedSession, HolderInfo, HolderState, LockInfo, NodeDisk, NodeInfo, NodePart,
+    NodeReport, NodeRole, ServiceStatus, SessionInfo, Token, TokenStatus, WaiterInfo,
 };
 use lockkeeper_http::view::content::{shown, time};
 use lockkeeper_http::view::{

@@ -123,8 +123,8 @@ pub use lock::{Lock, OnLost, Wait};
 pub use lockkeeper_backend::{
     BackendError, BackendErrorKind, Backup, BootInstant, BreakNotice, BreakOrder, Broken, Busy, Capabilities,
     ClusterInfo, ConnectError, EndSessionOrder, EndedSession, Fencing, Finding, HolderInfo, HolderState,
-    LockInfo, LossCause, MembersChange, NodeDisk, NodeInfo, NodePart, NodeReport, NodeRole, Promise, Promises, Reach,
-    ServiceStatus, SessionInfo, Unsupported, VirtualClock, WaiterInfo, Watch, WatchEvent,
+    LockInfo, LossCause, MembersChange, NodeDisk, NodeInfo, NodePart, NodeReport, NodeRole, Promise,
+    Promises, Reach, ServiceStatus, SessionInfo, Unsupported, VirtualClock, WaiterInfo, Watch, WatchEvent,
 };
 pub use lockkeeper_core::{
     InvalidToken, LockName, ModeKind as Mode, NameError, PermitGrant, Rejection, Slot, Token, TokenStatus,

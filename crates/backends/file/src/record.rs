@@ -422,6 +422,7 @@ mod tests {
             keep_closed_ms: 0,
             value: Box::default(),
             meta: Box::default(),
+            since: lockkeeper_core::WallTime::default(),
             phase: Phase::Closed { token, slots: Vec::new(), ms: 60_000 },
         };
         let table = Snapshot {

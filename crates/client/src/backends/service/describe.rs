@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use lockkeeper_backend::{
-    BackendError, BackendErrorKind, Broken, EndedSession, HolderInfo, HolderState, LockInfo, NodeDisk, NodeRole,
-    ServiceStatus, SessionInfo, WaiterInfo, decode_meta,
+    BackendError, BackendErrorKind, Broken, EndedSession, HolderInfo, HolderState, LockInfo, NodeDisk,
+    NodeRole, ServiceStatus, SessionInfo, WaiterInfo, decode_meta,
 };
 use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus, WallTime};
 use lockkeeper_wire::v1;
