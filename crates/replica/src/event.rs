@@ -326,7 +326,7 @@ pub enum Answer {
         last_token: u64,
     },
     /// See [`Question::Status`]. Fields that only the process can fill are empty.
-    Status(v1::StatusResponse),
+    Status(Box<v1::StatusResponse>),
     /// See [`Question::Load`].
     Load(Box<Load>),
     /// See [`Question::Members`].

@@ -296,7 +296,7 @@ impl Replica {
     pub fn handle(&mut self, event: Event) {
         match event {
             Event::Asked(ask, Question::Status) => {
-                let status = Answer::Status(self.status());
+                let status = Answer::Status(Box::new(self.status()));
                 self.outputs.push(Output::Answer(ask, status));
             }
             Event::Asked(ask, Question::Load { prefixes, segments }) => {

@@ -20,7 +20,7 @@ fn limited(session: u64, seq: u64) -> v1::ClientItem {
 
 fn status(node: &mut Node) -> v1::StatusResponse {
     let Answer::Status(status) = node.ask(Question::Status) else { panic!("no status") };
-    status
+    *status
 }
 
 #[test]

@@ -318,7 +318,7 @@ impl Lockkeeper for Api {
                     status.disk_full_in_seconds = full_in.map(|left| left.as_secs());
                 }
                 status.audit_error = self.0.callers.audit.error().unwrap_or_default();
-                Ok(Response::new(status))
+                Ok(Response::new(*status))
             }
             _ => Err(unexpected()),
         }
