@@ -1,6 +1,6 @@
 //! `cargo xtask dist`: what is installed on a machine, as an archive and as a Debian package; the packages of
-//! the bindings and clients for other languages; a bill of materials; and the checksums of all, which a command
-//! may sign. Files depend on the sources alone, so that everybody can build and compare them.
+//! the bindings and clients for other languages; a bill of materials; and the checksums of all, which a
+//! command may sign. Files depend on the sources alone, so that everybody can build and compare them.
 //!
 //! The first two contain the same tree below their prefix: the programs with all their features, man pages
 //! and completions, and the systemd unit. The Debian package is made by dpkg-deb alone, which every Debian

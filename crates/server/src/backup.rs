@@ -149,8 +149,8 @@ pub fn inspect(file: &Path) -> Result<Contents, RestoreError> {
     read(file).map(|(contents, _)| contents)
 }
 
-/// Reads a backup to its end: it is complete, and all its checksums are right. Unlike [`inspect`], this needs no
-/// memory for a second table.
+/// Reads a backup to its end: it is complete, and all its checksums are right. Unlike [`inspect`], this needs
+/// no memory for a second table.
 pub(crate) fn check(file: &Path) -> Result<(), BackupError> {
     let name = file.display().to_string();
     let failed = |source| BackupError::Io { doing: "open", file: name.clone(), source };

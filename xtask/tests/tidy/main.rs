@@ -471,7 +471,7 @@ fn a_lock_service_is_known_by_one_line() {
             problems.push(format!("{package} has {known} lines in the table of lock services, not one"));
         }
         // What is packed has every lock service. `file` is in the library's default features.
-        for packed in ["crates/cli/Cargo.toml", "bindings/node/Cargo.toml", "bindings/python/Cargo.toml"] {
+        for packed in ["crates/cli/Cargo.toml", "bindings/common/Cargo.toml"] {
             let text = fs::read_to_string(root().join(packed)).expect("a manifest");
             let is_feature = |feature: &str| text.contains(&format!("\"{feature}\""));
             let tls = format!("{name}-tls");

@@ -165,12 +165,12 @@ pub struct Elect {
     /// Answer HTTP at this address: status 200 while it leads, else 503
     #[arg(long, value_name = "HOST:PORT")]
     pub health: Option<String>,
-    /// Run this shell command once it leads. Killed after 30 s, or when --on-lost is due; the leadership does not
-    /// depend on it
+    /// Run this shell command once it leads. Killed after 30 s, or when --on-lost is due; the leadership does
+    /// not depend on it
     #[arg(long, value_name = "SHELL")]
     pub on_elected: Option<String>,
-    /// Run this shell command once leadership has ended. Killed after 30 s; it can't delay the end: another one may
-    /// lead already
+    /// Run this shell command once leadership has ended. Killed after 30 s; it can't delay the end: another one
+    /// may lead already
     #[arg(long, value_name = "SHELL")]
     pub on_lost: Option<String>,
     #[command(flatten)]

@@ -50,6 +50,9 @@ pub(super) fn suggestion(error: &clap::Error, words: &[OsString]) -> Option<Stri
     let (what, typed, known): (_, _, Vec<String>) = match error.kind() {
         ErrorKind::InvalidSubcommand => {
             let typed = context(ContextKind::InvalidSubcommand)?;
+            if typed.contains("://") {
+                return Some(address_goes_behind(typed));
+            }
             if let Some((_, ours)) = SYNONYMS.iter().find(|(theirs, _)| *theirs == typed) {
                 return Some(format!("there is no command '{typed}'; '{ours}' is what you may look for"));
             }
@@ -62,10 +65,7 @@ pub(super) fn suggestion(error: &clap::Error, words: &[OsString]) -> Option<Stri
         ErrorKind::UnknownArgument => {
             let typed = context(ContextKind::InvalidArg)?;
             if words.iter().any(|word| word.to_string_lossy().contains("://")) && !typed.starts_with('-') {
-                return Some(format!(
-                    "unexpected argument '{typed}': the address of a lock service goes behind --locks, as in `--locks \
-                     lockkeeper://127.0.0.1`"
-                ));
+                return Some(address_goes_behind(typed));
             }
             let command = words.iter().find_map(|word| commands.find_subcommand(word))?;
             let has = |name: &str| {
@@ -88,6 +88,13 @@ pub(super) fn suggestion(error: &clap::Error, words: &[OsString]) -> Option<Stri
         _ => return None,
     };
     nearest(typed, &known).map(|name| format!("there is no {what} '{typed}'; did you mean '{name}'?"))
+}
+
+fn address_goes_behind(typed: &str) -> String {
+    format!(
+        "unexpected argument '{typed}': the address of a lock service goes behind --locks, as in `--locks \
+         lockkeeper://127.0.0.1`"
+    )
 }
 
 /// The known name that differs from the typed one by no more than two letters.

@@ -22,11 +22,11 @@ pub(super) async fn gate(args: Gate) -> Result<u8, Failure> {
         Some(url) => Some(token_check(url).await?),
         None => None,
     };
-    warn_if_exposed(args.tls_key.as_deref());
     let tls = match (&args.tls_cert, &args.tls_key) {
         (Some(certificate), Some(key)) => Some(GateTls::load(certificate, key).map_err(failure)?),
         _ => None,
     };
+    warn_if_exposed(args.tls_key.as_deref());
     let upstream = args.upstream.clone();
     let options = GateOptions {
         tls: tls.clone(),

@@ -191,7 +191,10 @@ fn since_when_survives_a_crash_of_the_leader_and_restarts_of_all_nodes() {
     };
     let before = times();
     assert!(before[0] < before[1] && before[0].ends_with('Z'), "{before:?}");
-    let leader = || test.ran("cluster members --json").json()["leader"].as_u64().expect("a leader");
+    let leader = || {
+        let status: serde_json::Value = serde_json::from_str(&test.ran("cluster status --json").out).unwrap();
+        status["leader"].as_u64().expect("a leader")
+    };
     let crashed = leader();
     nodes.remove(&crashed).expect("it runs").kill();
     assert_eq!(times(), before, "the next leader");

@@ -230,7 +230,7 @@ fn answers_to_generated_calls_are_those_of_the_document() {
         .current_dir(test.path(""))
         .ended();
     assert_eq!(ended.code, 0, "{}\n{}", ended.out, ended.err);
-    assert!(ended.out.contains("Tested: 21"), "{}", ended.out);
+    assert!(ended.out.contains("Tested: 24"), "{}", ended.out);
     assert!(!node.log().contains("panicked"), "{}", node.log());
 }
 

@@ -88,8 +88,10 @@ fn every_metric_of_the_page_is_there_and_the_other_way_round() {
         .filter_map(|line| line.strip_prefix("# TYPE "))
         .map(|line| line.split(' ').next().unwrap())
         .collect();
-    // These need TLS, a snapshot, or 10 s.
+    // These need backups, TLS, a snapshot, or 10 s.
     let later = [
+        "lockkeeper_backups_total",
+        "lockkeeper_last_backup_timestamp_seconds",
         "lockkeeper_certificate_ends_timestamp_seconds",
         "lockkeeper_clock_correction_ratio",
         "lockkeeper_snapshot_bytes",

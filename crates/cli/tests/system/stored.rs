@@ -56,8 +56,8 @@ fn call(node: &Node, client: usize, method: &str, path: &str, body: &Value) -> V
     serde_json::from_str(&ended.out).unwrap_or_else(|error| panic!("{error}: {ended:?}"))
 }
 
-/// Makes the data: client 0 holds `orders/42`, client 1 waits for it; a number of permits is stored; a snapshot
-/// of all this is stored, and log entries behind it.
+/// Makes the data: client 0 holds `orders/42`, client 1 waits for it; a number of permits is stored; a
+/// snapshot of all this is stored, and log entries behind it.
 fn store() {
     let test = TestDir::new();
     let nodes = cluster(&test);
@@ -102,7 +102,8 @@ fn stored_data_of_this_version_are_continued_with_their_holds() {
     );
     assert_eq!(test.ran("run --try orders/42 -- true").code, i32::from(exit::BUSY), "it is held");
     assert_eq!(test.shown("gpu")["permits"], 5, "the entries behind the snapshot count");
-    // The clients go on with their sessions: a repeated acquire gets its answer, and a release the next holder.
+    // The clients go on with their sessions: a repeated acquire gets its answer, and a release the next
+    // holder.
     let acquire = json!({ "session": holder, "request": 1, "wait": true, "poll_ms": 0 });
     let again = call(&nodes[1], 0, "POST", "locks/orders/42", &acquire);
     assert_eq!((&again["state"], again["token"].as_u64()), (&json!("held"), Some(token)), "{again}");

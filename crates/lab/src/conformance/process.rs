@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command as Process, Stdio};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
@@ -190,6 +190,24 @@ impl DriverProcess {
     /// Acquires a lock, which must be granted.
     pub(super) async fn acquire(self: &Rc<Self>, want: &Want) -> Outcome<GrantedHold> {
         self.ask(want)?.granted().await
+    }
+
+    /// Acquires a free lock after the driver was cut off: its client may say several times that it is not
+    /// connected yet.
+    pub(super) async fn acquire_again(self: &Rc<Self>, want: &Want) -> Outcome<GrantedHold> {
+        let deadline = Instant::now() + self.record.patience;
+        loop {
+            match self.ask(want)?.answer().await? {
+                Ok(held) => return Ok(held),
+                Err(error) if error.kind == ErrorKind::Unreachable && Instant::now() < deadline => {}
+                Err(CommandError { kind, text }) => {
+                    return broken(format!(
+                        "{} answers {kind:?} ({text}) to an acquire of a free lock",
+                        self.name
+                    ));
+                }
+            }
+        }
     }
 
     fn signal(&self, signal: Signal) -> Outcome {

@@ -130,7 +130,8 @@ fn health(leads: bool) -> Response<String> {
     response
 }
 
-/// Runs `--on-elected` and `--on-lost`, one after the other: the next one ends an earlier one that still runs.
+/// Runs `--on-elected` and `--on-lost`, one after the other: the next one ends an earlier one that still
+/// runs.
 pub(super) struct Hooks {
     /// Each hook's option, its shell command, and the token for it.
     due: UnboundedSender<DueHook>,

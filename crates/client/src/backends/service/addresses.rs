@@ -150,6 +150,9 @@ impl Addresses {
         self.failures = 0;
         if self.unreached.take().is_some() {
             self.next %= self.of_url.max(1);
+            if self.last.as_ref() == Some(&self.all[self.next]) {
+                self.next = (self.next + 1) % self.of_url.max(1);
+            }
         }
     }
 
@@ -377,7 +380,7 @@ mod tests {
         nodes.next = 3;
         nodes.worked();
         assert_eq!(nodes.relay_to(), None);
-        assert_eq!(nodes.take().to_string(), "b:5625", "of the URL, since d may be unreachable too");
+        assert_eq!(nodes.take().to_string(), "a:5625", "of the URL, since d may be unreachable too");
     }
 
     #[test]

@@ -191,8 +191,8 @@ fn count(addresses: &mut Addresses, worked: bool) {
     addresses.failed();
 }
 
-/// Carries one stream from its opening to its end. With `relay_to`, the node relays it if it follows the leader
-/// at that address.
+/// Carries one stream from its opening to its end. With `relay_to`, the node relays it if it follows the
+/// leader at that address.
 async fn carry(shared: &Arc<ServiceShared>, mut client: GrpcClient, relay_to: Option<Address>) -> Over {
     let stream = shared.begin_stream();
     let mut outgoing = tonic::Request::new(StreamRequests { shared: shared.clone(), stream, waited: false });

@@ -174,7 +174,7 @@ async fn cut_off(cast: &Cast<'_>) -> Outcome {
     held.release_lost().await?;
     next.is_held("an earlier holder is back").await?;
     next.release().await?;
-    subject.acquire(&lock).await?.release().await
+    subject.acquire_again(&lock).await?.release().await
 }
 
 pub(super) const KILLED: Scenario = Scenario {

@@ -102,7 +102,7 @@ async fn unknown(cast: &Cast<'_>) -> Outcome {
     waits.refused(&unknown).await?;
     subject.end_silence();
     cast.is_free(&lock).await?;
-    subject.acquire(&lock).await?.release().await
+    subject.acquire_again(&lock).await?.release().await
 }
 
 pub(super) const UNSEEN: Scenario = Scenario {
@@ -133,7 +133,7 @@ async fn unseen(cast: &Cast<'_>) -> Outcome {
     waits.refused(&[ErrorKind::Unreachable, ErrorKind::Lost]).await?;
     subject.end_silence();
     cast.is_free(&lock).await?;
-    subject.acquire(&lock).await?.release().await
+    subject.acquire_again(&lock).await?.release().await
 }
 
 pub(super) const BAD_INPUT: Scenario = Scenario {

@@ -18,7 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 use prost::Message as _;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tonic::codegen::tokio_stream::Stream as _;
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
 use super::ClientSessions;
 use crate::access::Identity;
@@ -282,6 +282,7 @@ impl SessionStream {
             Some(true) if self.is_relayed => StreamClose::Otherwise,
             Some(true) => StreamClose::ByClient,
             Some(false) => StreamClose::Otherwise,
+            None if self.is_relayed && status.code() == Code::Cancelled => StreamClose::Otherwise,
             None if self.connection.kill.is_cancelled() => StreamClose::Otherwise,
             None => StreamClose::Protocol(status.message().to_owned()),
         }

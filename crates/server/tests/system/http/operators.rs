@@ -221,6 +221,6 @@ async fn document_describes_what_is_there() {
             assert_eq!(problem, "#/components/schemas/Problem", "{method} {path}");
         }
     }
-    assert_eq!(operations, 25);
+    assert_eq!(operations, 26);
     server.stop().await.unwrap();
 }

@@ -148,6 +148,37 @@ impl hyper::body::Body for RelayedRequests {
         if by_client && !self.connection.kill.is_cancelled() {
             return Poll::Ready(None);
         }
-        Poll::Ready(Some(Err(Status::cancelled("the relay of the stream broke off"))))
+        Poll::Ready(Some(Err(broken_off())))
+    }
+}
+
+fn broken_off() -> Status {
+    Status::cancelled("the relay of the stream broke off")
+}
+
+/// The request, whose body ends with an error if another node relays it and has not passed on an END_STREAM of
+/// the client: hyper takes a reset with CANCEL, as of a relay that ends, for the end of the body.
+pub(super) fn checked(request: Request<Body>) -> Request<Body> {
+    match request.headers().contains_key(FORWARDED) {
+        true => request.map(|body| Body::new(RelayedBody(body))),
+        false => request,
+    }
+}
+
+struct RelayedBody(Body);
+
+impl hyper::body::Body for RelayedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = ready!(Pin::new(&mut self.0).poll_frame(cx));
+        if frame.is_none() && !self.0.is_end_stream() {
+            return Poll::Ready(Some(Err(broken_off())));
+        }
+        Poll::Ready(frame)
     }
 }

@@ -347,8 +347,8 @@ async fn call_too_long_to_forward_is_refused_with_the_limit() {
     assert!(leader.heard().is_empty());
 }
 
-/// Opens a stream with the header of a client that could not reach this address of the leader. Returns whether
-/// the leader has got it.
+/// Opens a stream with the header of a client that could not reach this address of the leader. Returns
+/// whether the leader has got it.
 async fn is_relayed(follower: &Follower, leader: &Leader, unreached: &str, forwarded: bool) -> bool {
     let before = leader.heard().len();
     let mut asked = tonic::Request::new(tokio_stream::pending::<v1::ClientFrame>());
