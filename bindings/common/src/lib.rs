@@ -1,8 +1,8 @@
 //! What the bindings to other languages (`bindings/node`, `bindings/python`) share.
 //!
 //! The library's types say at compile time whether a lock has tokens. Other languages learn it at run time:
-//! the types here are either. Their errors are one enum, which is described by the name of a class, a text and
-//! fields, so that all languages have the same classes.
+//! the types here are either. Their errors are one enum, which is described by the name of a class, a text
+//! and fields, so that all languages have the same classes.
 //!
 //! Responsible for: no call of a binding decides anything that is not decided here or in the library. How
 //! calls run and how results reach the language is each binding's own.

@@ -169,8 +169,8 @@ pub struct Elect {
     /// not depend on it
     #[arg(long, value_name = "SHELL")]
     pub on_elected: Option<String>,
-    /// Run this shell command once leadership has ended. Killed after 30 s; it can't delay the end: another one
-    /// may lead already
+    /// Run this shell command once leadership has ended. Killed after 30 s; it can't delay the end: another
+    /// one may lead already
     #[arg(long, value_name = "SHELL")]
     pub on_lost: Option<String>,
     #[command(flatten)]

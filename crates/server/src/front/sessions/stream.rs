@@ -282,7 +282,7 @@ impl SessionStream {
             Some(true) if self.is_relayed => StreamClose::Otherwise,
             Some(true) => StreamClose::ByClient,
             Some(false) => StreamClose::Otherwise,
-            None if self.is_relayed && status.code() == Code::Cancelled => StreamClose::Otherwise,
+            None if self.is_relayed && status.code() == Code::Aborted => StreamClose::Otherwise,
             None if self.connection.kill.is_cancelled() => StreamClose::Otherwise,
             None => StreamClose::Protocol(status.message().to_owned()),
         }

@@ -148,15 +148,11 @@ impl hyper::body::Body for RelayedRequests {
         if by_client && !self.connection.kill.is_cancelled() {
             return Poll::Ready(None);
         }
-        Poll::Ready(Some(Err(broken_off())))
+        Poll::Ready(Some(Err(Status::cancelled("the relay of the stream broke off"))))
     }
 }
 
-fn broken_off() -> Status {
-    Status::cancelled("the relay of the stream broke off")
-}
-
-/// The request, whose body ends with an error if another node relays it and has not passed on an END_STREAM of
+/// The request, whose body ends with an error if another node relays it and has passed on no END_STREAM of
 /// the client: hyper takes a reset with CANCEL, as of a relay that ends, for the end of the body.
 pub(super) fn checked(request: Request<Body>) -> Request<Body> {
     match request.headers().contains_key(FORWARDED) {
@@ -177,7 +173,8 @@ impl hyper::body::Body for RelayedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let frame = ready!(Pin::new(&mut self.0).poll_frame(cx));
         if frame.is_none() && !self.0.is_end_stream() {
-            return Poll::Ready(Some(Err(broken_off())));
+            // Not `Cancelled`, which tonic takes for the end, too.
+            return Poll::Ready(Some(Err(Status::aborted("the relay of the stream broke off"))));
         }
         Poll::Ready(frame)
     }
