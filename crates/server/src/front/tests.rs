@@ -194,9 +194,9 @@ async fn stream_reset_by_the_client_counts_as_closed_by_client() {
 
 /// `linger` must not start when the relaying node dies, since its client knows nothing of that yet (P5).
 #[tokio::test]
-async fn only_an_end_stream_over_a_relay_counts_as_closed_by_client() {
+async fn no_end_over_a_relay_counts_as_closed_by_client() {
     let by = Some("0f");
-    assert!(ended_over(by, |client| client.stream.send_data(Bytes::new(), true).unwrap()).await);
+    assert!(!ended_over(by, |client| client.stream.send_data(Bytes::new(), true).unwrap()).await);
     assert!(!ended_over(by, |client| client.stream.send_reset(Reason::CANCEL)).await);
     assert!(!ended_over(by, |client| client.socket.shutdown(std::net::Shutdown::Write).unwrap()).await);
 }

@@ -18,7 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 use prost::Message as _;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tonic::codegen::tokio_stream::Stream as _;
-use tonic::{Code, Status, Streaming};
+use tonic::{Status, Streaming};
 
 use super::ClientSessions;
 use crate::access::Identity;
@@ -226,6 +226,7 @@ impl SessionStream {
                         }
                     }
                     Poll::Ready(Some(Err(status))) => return Poll::Ready(self.failed(&status)),
+                    Poll::Ready(None) if self.is_relayed => return Poll::Ready(StreamClose::Otherwise),
                     Poll::Ready(None) => return Poll::Ready(StreamClose::ByClient),
                     Poll::Pending => {
                         self.connection.idle(self.id);
@@ -282,7 +283,6 @@ impl SessionStream {
             Some(true) if self.is_relayed => StreamClose::Otherwise,
             Some(true) => StreamClose::ByClient,
             Some(false) => StreamClose::Otherwise,
-            None if self.is_relayed && status.code() == Code::Aborted => StreamClose::Otherwise,
             None if self.connection.kill.is_cancelled() => StreamClose::Otherwise,
             None => StreamClose::Protocol(status.message().to_owned()),
         }

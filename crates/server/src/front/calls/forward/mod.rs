@@ -98,7 +98,7 @@ pub(in crate::front) async fn route(
             Some(leader) => {
                 relay::relay(calls, leader, caller, request).await.unwrap_or_else(Status::into_http)
             }
-            None => answered(routes.call(relay::checked(request)).await),
+            None => answered(routes.call(request).await),
         };
     };
     let answer = async {

@@ -5,8 +5,8 @@
 //! stream on to the leader, and those of the leader back; it reads no frame, so sessions, attaches and seqs
 //! are those of a direct stream (P5, P7). The leader checks each request by the client's own identity.
 //!
-//! Invariant: the leader starts `linger` only for an end that the client made. This node reports such an end
-//! by an END_STREAM, and any other, its own death included, by an end that the leader does not take for one.
+//! Invariant: the leader starts `linger` for no end of a relayed stream, since the end may be this node's:
+//! what a client that has gone held over a relay ends with its ttl.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -149,33 +149,5 @@ impl hyper::body::Body for RelayedRequests {
             return Poll::Ready(None);
         }
         Poll::Ready(Some(Err(Status::cancelled("the relay of the stream broke off"))))
-    }
-}
-
-/// The request, whose body ends with an error if another node relays it and has passed on no END_STREAM of
-/// the client: hyper takes a reset with CANCEL, as of a relay that ends, for the end of the body.
-pub(super) fn checked(request: Request<Body>) -> Request<Body> {
-    match request.headers().contains_key(FORWARDED) {
-        true => request.map(|body| Body::new(RelayedBody(body))),
-        false => request,
-    }
-}
-
-struct RelayedBody(Body);
-
-impl hyper::body::Body for RelayedBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let frame = ready!(Pin::new(&mut self.0).poll_frame(cx));
-        if frame.is_none() && !self.0.is_end_stream() {
-            // Not `Cancelled`, which tonic takes for the end, too.
-            return Poll::Ready(Some(Err(Status::aborted("the relay of the stream broke off"))));
-        }
-        Poll::Ready(frame)
     }
 }
