@@ -208,12 +208,8 @@ fn time_of(name: &str) -> Option<SystemTime> {
     let rest = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
     let (time, node) = rest.split_at_checked(TIME_CHARS)?;
     node.strip_prefix("-node")?.parse::<u64>().ok()?;
-    let mut time = time.to_owned();
-    for colon in COLONS {
-        time.is_char_boundary(colon).then_some(())?;
-        time.replace_range(colon..=colon, ":");
-    }
-    humantime::parse_rfc3339(&time).ok()
+    let character = |(at, byte)| if COLONS.contains(&at) { ':' } else { char::from(byte) };
+    humantime::parse_rfc3339(&time.bytes().enumerate().map(character).collect::<String>()).ok()
 }
 
 #[cfg(test)]
@@ -235,6 +231,7 @@ mod tests {
             "lockkeeper-2027-01-15T08-00-00Z.backup",
             "lockkeeper-2027-01-15-node3.backup",
             "lockkeeper-2027-01-15Tää-00-00-node3.backup",
+            "lockkeeper-2027-01-15T08ä00-00Z-node3.backup",
             ".lockkeeper-node3.partial",
             "locks",
         ] {

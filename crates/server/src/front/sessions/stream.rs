@@ -226,7 +226,6 @@ impl SessionStream {
                         }
                     }
                     Poll::Ready(Some(Err(status))) => return Poll::Ready(self.failed(&status)),
-                    Poll::Ready(None) if self.is_relayed => return Poll::Ready(StreamClose::Otherwise),
                     Poll::Ready(None) => return Poll::Ready(StreamClose::ByClient),
                     Poll::Pending => {
                         self.connection.idle(self.id);
@@ -236,8 +235,11 @@ impl SessionStream {
             }
         })
         .await;
-        // If this node closed the connection, the end may look like one by the client.
-        let by_client = matches!(ended, StreamClose::ByClient) && !self.connection.kill.is_cancelled();
+        // If this node closed the connection, the end may look like one by the client; so may that of a node
+        // that relays the stream.
+        let by_client = matches!(ended, StreamClose::ByClient)
+            && !self.is_relayed
+            && !self.connection.kill.is_cancelled();
         let cause = if by_client { StreamCloseCause::Client } else { StreamCloseCause::Service };
         if let StreamClose::Protocol(text) = ended {
             observe::stream_refused("protocol");
@@ -278,14 +280,22 @@ impl SessionStream {
 
     /// The reason why a read failed.
     fn failed(&self, status: &Status) -> StreamClose {
-        match self.connection.is_closed_by_client(status) {
-            // The end of the relaying node says nothing of the client.
-            Some(true) if self.is_relayed => StreamClose::Otherwise,
-            Some(true) => StreamClose::ByClient,
-            Some(false) => StreamClose::Otherwise,
-            None if self.connection.kill.is_cancelled() => StreamClose::Otherwise,
-            None => StreamClose::Protocol(status.message().to_owned()),
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(status);
+        while let Some(error) = cause {
+            if let Some(error) = error.downcast_ref::<h2::Error>() {
+                let reset = error.is_reset() && error.is_remote();
+                let by_client = reset || self.connection.is_closed_by_peer();
+                return if by_client { StreamClose::ByClient } else { StreamClose::Otherwise };
+            }
+            cause = error.source();
         }
+        if self.connection.is_closed_by_peer() {
+            return StreamClose::ByClient;
+        }
+        if self.connection.kill.is_cancelled() {
+            return StreamClose::Otherwise;
+        }
+        StreamClose::Protocol(status.message().to_owned())
     }
 
     fn finish(&self) {

@@ -296,18 +296,8 @@ impl Connection {
         self.settle(state);
     }
 
-    /// Whether the client has ended the stream whose read failed with `status`, by a reset or by the end of
-    /// the connection. `None`: the error is none of the connection.
-    pub(in crate::front) fn is_closed_by_client(&self, status: &Status) -> Option<bool> {
-        let is_closed_by_peer = self.lock().closed_by_peer;
-        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(status);
-        while let Some(error) = cause {
-            if let Some(error) = error.downcast_ref::<h2::Error>() {
-                return Some(error.is_reset() && error.is_remote() || is_closed_by_peer);
-            }
-            cause = error.source();
-        }
-        is_closed_by_peer.then_some(true)
+    pub(in crate::front) fn is_closed_by_peer(&self) -> bool {
+        self.lock().closed_by_peer
     }
 
     /// To be called when the task that served the connection has ended.

@@ -8,12 +8,9 @@
 //! Invariant: the leader starts `linger` for no end of a relayed stream, since the end may be this node's:
 //! what a client that has gone held over a relay ends with its ttl.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
 use http::{Request, Response};
-use hyper::body::{Bytes, Frame};
 use lockkeeper_places::{Places, TakenPlace};
 use lockkeeper_wire::RELAY_METADATA;
 use tonic::Status;
@@ -25,7 +22,7 @@ use crate::access::Identity;
 use crate::front::callers::Caller;
 use crate::front::calls::Calls;
 use crate::front::paths::FORWARDED;
-use crate::front::transport::{Connection, Starting, holding};
+use crate::front::transport::{Starting, holding};
 use crate::inbox::ReplicaStatus;
 use crate::observe;
 
@@ -77,10 +74,7 @@ pub(super) async fn relay(
     relayed.show();
     // No frame of this stream reaches the replica of this node, so no drain barrier waits for it.
     drop(request.extensions_mut().remove::<Arc<Starting>>());
-    let no_connection = || Status::internal("the stream came by no connection: a bug");
-    let connection = request.extensions_mut().remove::<Arc<Connection>>().ok_or_else(no_connection)?;
     let (parts, body) = request.into_parts();
-    let body = Body::new(RelayedRequests { body, connection });
     let request = passed_on(&calls, &caller, &parts, &address, body)?;
     let answer = async {
         let mut link = link::dial(leader, &address, calls.tls.as_deref(), Some(RELAY_WINDOW)).await?;
@@ -121,33 +115,5 @@ impl Drop for Relayed {
     fn drop(&mut self) {
         // This stream is still counted.
         observe::relays(self.calls.relays.count().saturating_sub(1));
-    }
-}
-
-/// The frames of the client, for the leader.
-struct RelayedRequests {
-    body: Body,
-    connection: Arc<Connection>,
-}
-
-impl hyper::body::Body for RelayedRequests {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        let by_client = match &frame {
-            Some(Ok(_)) => return Poll::Ready(frame),
-            Some(Err(status)) => self.connection.is_closed_by_client(status) == Some(true),
-            None => true,
-        };
-        // If this node closed the connection, the end may look like one by the client.
-        if by_client && !self.connection.kill.is_cancelled() {
-            return Poll::Ready(None);
-        }
-        Poll::Ready(Some(Err(Status::cancelled("the relay of the stream broke off"))))
     }
 }
