@@ -74,7 +74,7 @@ type Client struct {
 	// closed is closed by the first Close.
 	closed  chan struct{}
 	closing sync.Once
-	// opening has one place: for who reads or changes the session.
+	// opening is a mutex of capacity 1 for `session`.
 	opening chan struct{}
 	session *session
 }
@@ -109,7 +109,7 @@ func (c *Client) live(ctx context.Context) (*session, error) {
 	case c.opening <- struct{}{}:
 		defer func() { <-c.opening }()
 	case <-ctx.Done():
-		return nil, unanswered(ctx, errOthers)
+		return nil, unreachable(ctx, errOthers)
 	case <-c.closed:
 		return nil, ErrClosed
 	}
@@ -157,7 +157,7 @@ func (c *Client) Close(ctx context.Context) error {
 	case c.opening <- struct{}{}:
 		defer func() { <-c.opening }()
 	case <-ctx.Done():
-		return unanswered(ctx, errOthers)
+		return unreachable(ctx, errOthers)
 	}
 	if c.session == nil {
 		return nil
@@ -165,8 +165,7 @@ func (c *Client) Close(ctx context.Context) error {
 	return c.session.close(ctx)
 }
 
-// lasting returns ctx, or one that lasts for lastPatience if it has ended: a program that is told to end by its context
-// releases its locks all the same.
+// lasting returns ctx or, if it has ended, a context of lastPatience: locks are released at shutdown, too.
 func lasting(ctx context.Context) (context.Context, context.CancelFunc) {
 	if ctx.Err() != nil {
 		return context.WithTimeout(context.Background(), lastPatience)

@@ -22,7 +22,7 @@ type Guard struct {
 	token   uint64
 	slots   []Slot
 	lost    chan struct{}
-
+	// released is closed by the first Release.
 	released chan struct{}
 
 	mu         sync.Mutex
@@ -43,7 +43,7 @@ func (g *Guard) ValidFor() time.Duration {
 	left := g.session.validFor()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.err != nil || g.isReleased || left < 0 {
+	if g.err != nil || g.isReleased {
 		return 0
 	}
 	return left
@@ -99,7 +99,7 @@ func (g *Guard) Release(ctx context.Context) error {
 	g.mu.Unlock()
 	ctx, cancel := lasting(ctx)
 	defer cancel()
-	g.session.isOver(g.number)
+	g.session.setOver(g.number)
 	end, err := g.session.finish(ctx, g.number)
 	if err != nil {
 		g.session.abandon(g.number)

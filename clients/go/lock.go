@@ -67,7 +67,7 @@ func (l *Lock) AcquireWithin(ctx context.Context, within time.Duration) (*Guard,
 	case err == ErrTimedOut:
 		err = fmt.Errorf("%w: %s, within %v", ErrTimedOut, strings.Join(l.names, ", "), within)
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-		err = unanswered(limited, err)
+		err = unreachable(limited, err)
 	}
 	return guard, err
 }

@@ -37,7 +37,8 @@ type call struct {
 	within time.Duration
 }
 
-// answer is the body of an answer. What is not whole is that of a proxy, or of another program, and renews no lease.
+// answer is a decoded body. isWhole reports that the fields that the service sends are there: anything else, such as a page
+// of a proxy, renews no lease.
 type answer interface{ isWhole() bool }
 
 // outcome is that of one attempt.
@@ -90,12 +91,12 @@ func (n *nodes) ask(ctx context.Context, over <-chan struct{}, c call, a answer)
 			return sent, ErrLost
 		case <-ctx.Done():
 			pause.Stop()
-			return sent, unanswered(ctx, err)
+			return sent, unreachable(ctx, err)
 		}
 	}
 }
 
-func unanswered(ctx context.Context, last error) error {
+func unreachable(ctx context.Context, last error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return ctx.Err()
 	}
@@ -130,13 +131,13 @@ func (n *nodes) once(ctx context.Context, c call, a answer) (sent time.Duration,
 		result = mayPass
 	}
 	if result != final && !errors.Is(ctx.Err(), context.Canceled) {
-		// Others may have gone on already.
+		// Another call may have selected the next node already.
 		n.current.CompareAndSwap(node, (node+1)%uint32(len(n.bases)))
 	}
 	return sent, result, err
 }
 
-// isOfTLS says whether the two sides do not accept each other's certificates: that does not pass by itself.
+// isOfTLS reports that the TLS handshake was refused, on this side or the other: it is until somebody changes a certificate.
 func isOfTLS(err error) bool {
 	var (
 		authority x509.UnknownAuthorityError

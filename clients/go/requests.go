@@ -21,7 +21,7 @@ const (
 var (
 	// errBroken: a request that no Guard has yet was broken, or has ended. It is made anew.
 	errBroken = errors.New("the request was broken")
-	// errOthers stands for the last error of a call that was not sent.
+	// errOthers is the last error of a call that never had its turn to be sent.
 	errOthers = errors.New("none; it waits for calls before it")
 )
 
@@ -57,6 +57,9 @@ func (s *session) broken(number uint64, hasEnded bool, err error) {
 	s.mu.Lock()
 	_, isKnown := s.known[number]
 	w, guard := s.waiting[number], s.held[number]
+	if !isKnown {
+		delete(s.waiting, number)
+	}
 	if _, isOpen := s.unanswered[number]; isOpen {
 		// If the answer to its acquire comes later than this, `usable` refuses it.
 		s.known[number] = struct{}{}
@@ -69,12 +72,12 @@ func (s *session) broken(number uint64, hasEnded bool, err error) {
 		// The release tells the service that the work has stopped.
 		guard.lose(err)
 	}
-	if w != nil || hasEnded {
-		s.abandon(number)
-	}
-	if w != nil {
+	switch {
+	case w != nil: // its acquire abandons the request
 		w.err = errBroken
 		close(w.done)
+	case hasEnded:
+		s.abandon(number)
 	}
 }
 
@@ -155,7 +158,7 @@ func (s *session) request(ctx context.Context, l *Lock, waits, isAgain bool) (ui
 	case <-s.over:
 		return 0, status, s.ended()
 	case <-ctx.Done():
-		return 0, status, unanswered(ctx, errOthers)
+		return 0, status, unreachable(ctx, errOthers)
 	}
 	var once sync.Once
 	written := func() { once.Do(func() { <-s.sending }) }
@@ -196,7 +199,7 @@ func (s *session) wait(ctx, patience context.Context, number uint64) (*Guard, er
 			return nil, ctx.Err()
 		}
 		// It may have been granted just now: only the answer to its finish says that nothing is held (P12).
-		s.isOver(number)
+		s.setOver(number)
 		if _, err := s.finish(ctx, number); err != nil {
 			return nil, err
 		}
@@ -244,8 +247,8 @@ func (s *session) answered(number uint64) {
 	delete(s.known, number)
 }
 
-// isOver forgets that a request waits or is held; its finish follows.
-func (s *session) isOver(number uint64) {
+// setOver forgets that a request waits or is held; its finish follows.
+func (s *session) setOver(number uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.waiting, number)
@@ -256,7 +259,7 @@ func (s *session) isOver(number uint64) {
 // abandon finishes a request in the background: it is released, leaves the queue, or never begins. A refusal does not
 // end that: as long as the session lives, the request would.
 func (s *session) abandon(number uint64) {
-	s.isOver(number)
+	s.setOver(number)
 	go func() {
 		for failed := 0; ; failed++ {
 			select {

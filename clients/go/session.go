@@ -37,7 +37,7 @@ type session struct {
 	over chan struct{}
 	// kick makes `keep` send a call that waits for a new request, too.
 	kick chan struct{}
-	// sending has one place: for who takes a number, until its request is written.
+	// sending is a mutex of capacity 1: held from when a number is taken until its request is written.
 	sending chan struct{}
 	// finishing has places for the calls of `abandon`.
 	finishing chan struct{}
@@ -119,7 +119,7 @@ func openSession(ctx context.Context, c *Client) (*session, error) {
 
 // call makes a call of the session. Its answer renews the lease.
 func (s *session) call(ctx context.Context, method, path string, body any, a answer) error {
-	sent, err := s.client.nodes.ask(ctx, s.over, call{method, path, s.secret, body, s.patience()}, a)
+	sent, err := s.client.nodes.ask(ctx, s.over, call{method, path, s.secret, body, s.attemptLimit()}, a)
 	return s.arrived(sent, err)
 }
 
@@ -136,8 +136,8 @@ func (s *session) arrived(sent time.Duration, err error) error {
 	return err
 }
 
-// patience bounds one attempt, after which another node is asked.
-func (s *session) patience() time.Duration {
+// attemptLimit bounds one attempt, after which another node is asked.
+func (s *session) attemptLimit() time.Duration {
 	return atMost(s.ttl/5+time.Second, 5*time.Second)
 }
 
@@ -191,7 +191,7 @@ func (s *session) leave() {
 
 func (s *session) delete(ctx context.Context) error {
 	path := "/v1/sessions/" + itoa(s.id)
-	_, err := s.client.nodes.ask(ctx, nil, call{http.MethodDelete, path, s.secret, nil, s.patience()}, nil)
+	_, err := s.client.nodes.ask(ctx, nil, call{http.MethodDelete, path, s.secret, nil, s.attemptLimit()}, nil)
 	return err
 }
 

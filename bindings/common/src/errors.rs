@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::url::UrlError;
 use lockkeeper::{
     AcquireError, BackendError, BackendErrorKind, ChangeError, ConnectError, HoldError, Lost, ReleaseError,
     Unsupported, VerifyError,
@@ -93,6 +92,24 @@ impl From<Option<&str>> for FieldValue {
     }
 }
 
+impl From<u64> for FieldValue {
+    fn from(number: u64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<bool> for FieldValue {
+    fn from(flag: bool) -> Self {
+        Self::Flag(flag)
+    }
+}
+
+impl From<Duration> for FieldValue {
+    fn from(time: Duration) -> Self {
+        Self::Time(time)
+    }
+}
+
 impl ErrorShown {
     /// An error of a class without fields.
     pub fn new(class: &'static str, error: &impl ToString) -> Self {
@@ -102,12 +119,6 @@ impl ErrorShown {
     #[must_use]
     pub fn with(mut self, field: &'static str, value: impl Into<FieldValue>) -> Self {
         self.fields.push((field, value.into()));
-        self
-    }
-
-    #[must_use]
-    pub fn number(mut self, field: &'static str, value: u64) -> Self {
-        self.fields.push((field, FieldValue::Number(value)));
         self
     }
 }
@@ -156,15 +167,11 @@ fn invalid_option(option: &str, value: &str, allowed: &str, text: String) -> Err
 
 fn connect(error: &ConnectError) -> ErrorShown {
     match error {
-        ConnectError::Url(error) => url(error),
+        ConnectError::Url(error) => ErrorShown::new("InvalidUrl", error),
         ConnectError::Unsupported(error) => unsupported(error),
         ConnectError::Backend(error) => backend(error),
         other => ErrorShown::new("ConnectError", other),
     }
-}
-
-fn url(error: &UrlError) -> ErrorShown {
-    ErrorShown::new("InvalidUrl", error)
 }
 
 fn unsupported(error: &Unsupported) -> ErrorShown {
@@ -183,16 +190,12 @@ fn backend(error: &BackendError) -> ErrorShown {
         BackendErrorKind::Operator => "NeedsOperator",
         _ => "Refused",
     };
-    let mut shown = ErrorShown::new(class, error);
-    shown.fields.push(("may_pass", FieldValue::Flag(error.kind.may_pass())));
-    shown
+    ErrorShown::new(class, error).with("may_pass", error.kind.may_pass())
 }
 
 fn acquire(error: &AcquireError) -> ErrorShown {
     let waiting = |class, waited: &Duration, why: &Option<Arc<str>>| {
-        let mut shown = ErrorShown::new(class, error).with("why", why.as_deref());
-        shown.fields.push(("waited", FieldValue::Time(*waited)));
-        shown
+        ErrorShown::new(class, error).with("why", why.as_deref()).with("waited", *waited)
     };
     match error {
         AcquireError::Name(_) => ErrorShown::new("InvalidName", error),
@@ -202,7 +205,7 @@ fn acquire(error: &AcquireError) -> ErrorShown {
         AcquireError::Limit(_) => ErrorShown::new("LimitReached", error),
         AcquireError::Busy(busy) => ErrorShown::new("Busy", error)
             .with("holder", busy.holder.as_deref())
-            .number("queued_ahead", busy.queued_ahead),
+            .with("queued_ahead", busy.queued_ahead),
         AcquireError::TimedOut { waited, why } => waiting("AcquireTimeout", waited, why),
         AcquireError::Unreachable { waited, why } => waiting("Unreachable", waited, why),
         AcquireError::Ambiguous { waited, why } => waiting("Ambiguous", waited, why),
@@ -229,7 +232,7 @@ impl From<RedisFenceError> for CallError {
         Self::Other(match error {
             RedisFenceError::Refused(error) => refused(&error),
             RedisFenceError::Failed { done, .. } => {
-                ErrorShown::new("EffectFailed", &error).number("done", done as u64)
+                ErrorShown::new("EffectFailed", &error).with("done", done as u64)
             }
             RedisFenceError::Unknown { .. } => ErrorShown::new("NoAnswer", &with_causes(&error)),
             other => ErrorShown::new("NotFenced", &other),
@@ -266,9 +269,9 @@ impl CallError {
 fn refused(refused: &Refused) -> ErrorShown {
     match refused {
         Refused::Stale { offered, highest } => {
-            ErrorShown::new("Stale", refused).number("token", offered.get()).number("newest", highest.get())
+            ErrorShown::new("Stale", refused).with("token", offered.get()).with("newest", highest.get())
         }
-        Refused::Repeated { token } => ErrorShown::new("Repeated", refused).number("token", token.get()),
+        Refused::Repeated { token } => ErrorShown::new("Repeated", refused).with("token", token.get()),
         _ => ErrorShown::new("NotFenced", refused),
     }
 }

@@ -113,7 +113,7 @@ pub fn http_fence(path: &Path, wait: Duration) -> Result<ServerFence, CallError>
     Ok(HttpFence::with(DurableMarks::open(path)?, Rules::default().wait_at_most(wait)))
 }
 
-/// What the fence says about a request.
+/// The fence's decision on a request.
 pub enum Admission {
     /// It has no token and needs none.
     Free,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::{BootInstant, Fenced, Lost, ReleaseError, Token, Unfenced};
-use tokio::sync::RwLock;
+use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 use tokio_util::sync::CancellationToken;
 
 use crate::errors::CallError;
@@ -87,7 +87,7 @@ impl AnyHold {
 #[derive(Clone, Debug)]
 pub struct SharedHold {
     hold: Arc<RwLock<Option<AnyHold>>>,
-    /// Ends the calls that may wait for as long as the hold lasts: a release waits for the others only.
+    /// Cancelled by a release: ends `leaving`, for which it would wait as long as the hold lasts.
     releasing: CancellationToken,
 }
 
@@ -101,8 +101,13 @@ impl SharedHold {
     /// # Errors
     /// It was released, or is being released.
     pub fn read<T>(&self, read: impl FnOnce(&AnyHold) -> T) -> Result<T, CallError> {
-        let hold = self.hold.try_read().map_err(|_| CallError::Released)?;
-        hold.as_ref().map(read).ok_or(CallError::Released)
+        self.begin().map(|hold| read(&hold))
+    }
+
+    /// Begins a call: a release from now on waits for it, whichever of the two is polled first.
+    fn begin(&self) -> Result<OwnedRwLockReadGuard<Option<AnyHold>, AnyHold>, CallError> {
+        let hold = self.hold.clone().try_read_owned().map_err(|_| CallError::Released)?;
+        OwnedRwLockReadGuard::try_map(hold, Option::as_ref).map_err(|_| CallError::Released)
     }
 
     /// Why it is lost, waiting for a release in progress; `None` if it is not, or was released.
@@ -112,44 +117,46 @@ impl SharedHold {
 
     /// # Errors
     /// As `Guard::verify`, or it was released.
-    pub async fn verify(&self) -> Result<(), CallError> {
-        let hold = self.hold.read().await;
-        Ok(with!(hold.as_ref().ok_or(CallError::Released)?, hold => hold.verify().await)?)
+    pub fn verify(&self) -> impl Future<Output = Result<(), CallError>> + Send + use<> {
+        let hold = self.begin();
+        async move { Ok(with!(&*hold?, hold => hold.verify().await)?) }
     }
 
     /// # Errors
     /// As `Guard::set_value`, or it was released.
-    pub async fn set_value(&self, value: Vec<u8>) -> Result<(), CallError> {
-        let hold = self.hold.read().await;
-        Ok(with!(hold.as_ref().ok_or(CallError::Released)?, hold => hold.set_value(value).await)?)
+    pub fn set_value(&self, value: Vec<u8>) -> impl Future<Output = Result<(), CallError>> + Send + use<> {
+        let hold = self.begin();
+        async move { Ok(with!(&*hold?, hold => hold.set_value(value).await)?) }
     }
 
     /// # Errors
     /// As `Guard::downgrade`, or it was released.
-    pub async fn downgrade(&self) -> Result<(), CallError> {
-        let hold = self.hold.read().await;
-        Ok(with!(hold.as_ref().ok_or(CallError::Released)?, hold => hold.downgrade().await)?)
+    pub fn downgrade(&self) -> impl Future<Output = Result<(), CallError>> + Send + use<> {
+        let hold = self.begin();
+        async move { Ok(with!(&*hold?, hold => hold.downgrade().await)?) }
     }
 
     /// Waits until a partition is wanted by another member, or the hold is lost, or released.
     ///
     /// # Errors
     /// It was released before.
-    pub async fn leaving(&self) -> Result<(), CallError> {
-        let hold = self.hold.read().await;
-        let hold = hold.as_ref().ok_or(CallError::Released)?;
-        let leaving = async {
-            match hold {
-                AnyHold::PlainPartition(partition) => partition.leaving().await,
-                AnyHold::FencedPartition(partition) => partition.leaving().await,
-                hold => hold.lost().cancelled().await,
+    pub fn leaving(&self) -> impl Future<Output = Result<(), CallError>> + Send + use<> {
+        let (hold, releasing) = (self.begin(), self.releasing.clone());
+        async move {
+            let hold = hold?;
+            let leaving = async {
+                match &*hold {
+                    AnyHold::PlainPartition(partition) => partition.leaving().await,
+                    AnyHold::FencedPartition(partition) => partition.leaving().await,
+                    hold => hold.lost().cancelled().await,
+                }
+            };
+            tokio::select! {
+                () = leaving => {}
+                () = releasing.cancelled() => {}
             }
-        };
-        tokio::select! {
-            () = leaving => {}
-            () = self.releasing.cancelled() => {}
+            Ok(())
         }
-        Ok(())
     }
 
     /// Releases the hold; waits for calls on it that are in progress. It begins at once, and goes on in the

@@ -4,8 +4,8 @@
 //! the types here are either. Their errors are one enum, which is described by the name of a class, a text
 //! and fields, so that all languages have the same classes.
 //!
-//! Responsible for: no call of a binding decides anything that is not decided here or in the library. How
-//! calls run and how results reach the language is each binding's own.
+//! Responsible for: what a lock, hold, record or fence does in a binding is decided here or in the library. How
+//! calls run, how results reach the language, and the words for inspections are each binding's own.
 //!
 //! - `locks.rs`: clients and locks
 //! - `holds.rs`: holds, until they are released

@@ -402,7 +402,7 @@ export class NotRecorded extends LockkeeperError {}
 /** The lock was released before. */
 export class Released extends LockkeeperError {}
 
-/** The base of the refusals of fences. */
+/** The base of the errors of fences. */
 export class FenceError extends LockkeeperError {}
 
 /** The token is stale: a newer holder has been at the resource. Nothing was done. */

@@ -79,24 +79,24 @@ impl Bridge {
 
     #[napi]
     pub fn verify(&self, call: u32, hold: u32) {
-        self.begin_on(call, self.hold(hold), |hold| async move { hold.verify().await });
+        self.begin_on(call, self.hold(hold), |hold| hold.verify());
     }
 
     #[napi]
     pub fn set_value(&self, call: u32, hold: u32, value: Uint8Array) {
         let value = value.to_vec();
-        self.begin_on(call, self.hold(hold), |hold| async move { hold.set_value(value).await });
+        self.begin_on(call, self.hold(hold), |hold| hold.set_value(value));
     }
 
     #[napi]
     pub fn downgrade(&self, call: u32, hold: u32) {
-        self.begin_on(call, self.hold(hold), |hold| async move { hold.downgrade().await });
+        self.begin_on(call, self.hold(hold), |hold| hold.downgrade());
     }
 
-    /// Waits until a partition is wanted by another member, or lost.
+    /// Waits until a partition is wanted by another member, or it is lost or released.
     #[napi]
     pub fn leaving(&self, call: u32, hold: u32) {
-        self.begin_on(call, self.hold(hold), |hold| async move { hold.leaving().await });
+        self.begin_on(call, self.hold(hold), |hold| hold.leaving());
     }
 
     /// Releases a hold; waits for calls on it that are in progress.

@@ -26,7 +26,7 @@ pub struct NativeMember(SharedMember);
 
 impl Drop for NativeMember {
     fn drop(&mut self) {
-        // Else a call has it, and drops it in the runtime.
+        // A call in progress has a reference of its own, and drops it in the runtime.
         within(|| self.0.abandon());
     }
 }

@@ -78,8 +78,8 @@ type Completion = Box<dyn FnOnce(Python<'_>) -> PyResult<()> + Send>;
 
 /// The calls of one event loop that have ended, until the loop has taken their results.
 ///
-/// The loop alone owns it, as the reader of its descriptor. Once the loop is closed, its calls are dropped:
-/// they refer to its tasks, which could never be garbage otherwise, and nor could the holds of these.
+/// Only the loop owns it, as the reader of its descriptor. When it is dropped, the loop's calls are cancelled:
+/// they reference the loop's tasks, which Python could not collect otherwise, nor the holds in them.
 #[pyclass(frozen, weakref)]
 pub(crate) struct Bridge(Owned<Arc<Completions>>);
 
@@ -133,12 +133,12 @@ impl Bridge {
 
     /// The descriptor for the loop's `add_reader`.
     fn fileno(&self) -> PyResult<RawFd> {
-        Ok(self.0.target()?.signal.as_fd().as_raw_fd())
+        Ok(self.0.get()?.signal.as_fd().as_raw_fd())
     }
 
     /// To be called when the descriptor is readable.
     fn complete(&self, py: Python<'_>) -> PyResult<()> {
-        let completions = self.0.target()?;
+        let completions = self.0.get()?;
         let ended = {
             let mut ended = completions.ended();
             // Fails only if there is nothing to read.

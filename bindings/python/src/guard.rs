@@ -120,23 +120,23 @@ impl HeldLock {
 
     #[pyo3(signature = (place=None))]
     fn verify(&self, py: Python<'_>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
-        self.call(py, place, |hold| async move { hold.verify().await })
+        self.call(py, place, |hold| hold.verify())
     }
 
     #[pyo3(signature = (value, place=None))]
     fn set_value(&self, py: Python<'_>, value: Vec<u8>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
-        self.call(py, place, |hold| async move { hold.set_value(value).await })
+        self.call(py, place, |hold| hold.set_value(value))
     }
 
     #[pyo3(signature = (place=None))]
     fn downgrade(&self, py: Python<'_>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
-        self.call(py, place, |hold| async move { hold.downgrade().await })
+        self.call(py, place, |hold| hold.downgrade())
     }
 
-    /// Waits until a partition is wanted by another member, or lost.
+    /// Waits until a partition is wanted by another member, or it is lost or released.
     #[pyo3(signature = (place=None))]
     fn leaving(&self, py: Python<'_>, place: Option<InLoop<'_>>) -> PyResult<Py<PyAny>> {
-        self.call(py, place, |hold| async move { hold.leaving().await })
+        self.call(py, place, |hold| hold.leaving())
     }
 
     /// Releases the hold; waits for calls on it that are in progress.

@@ -15,7 +15,7 @@ use crate::calls::{InLoop, IntoObject, call};
 use crate::errors::exception;
 use crate::locks::NativeLocks;
 use crate::options::token;
-use crate::process::Owned;
+use crate::process::{self, Owned};
 
 /// The fields of `lockkeeper/_info.py`, by name.
 fn info<'py>(py: Python<'py>, lock: LockInfo) -> PyResult<Bound<'py, PyDict>> {
@@ -185,7 +185,7 @@ pub(crate) fn break_hold(
 #[pyo3(signature = (locks, prefix=None))]
 pub(crate) fn watch(locks: &NativeLocks, prefix: Option<&str>) -> PyResult<NativeWatch> {
     let locks = locks.0.get()?;
-    let watch = crate::process::within(|| with!(locks, locks => locks.watch(prefix)))?;
+    let watch = process::within(|| with!(locks, locks => locks.watch(prefix)))?;
     Ok(NativeWatch(Owned::new(Arc::new(Mutex::new(watch.map_err(exception)?)))))
 }
 

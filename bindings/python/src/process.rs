@@ -5,7 +5,6 @@
 
 use std::future::Future;
 use std::mem::ManuallyDrop;
-use std::ops::Deref;
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
@@ -77,11 +76,4 @@ pub(crate) fn within<T>(work: impl FnOnce() -> T) -> PyResult<T> {
     let runtime = runtime()?;
     let _entered = runtime.enter();
     Ok(work())
-}
-
-impl<T: Deref> Owned<T> {
-    /// As [`Owned::get`], through a pointer.
-    pub(crate) fn target(&self) -> PyResult<&T::Target> {
-        self.get().map(Deref::deref)
-    }
 }

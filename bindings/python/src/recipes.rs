@@ -59,7 +59,7 @@ pub(crate) fn leader(
 #[pyfunction]
 pub(crate) fn observe(locks: &NativeLocks, name: &str) -> PyResult<Leaders> {
     let locks = locks.0.get()?;
-    let watch = crate::process::within(|| locks.observe(name))?;
+    let watch = process::within(|| locks.observe(name))?;
     Ok(Leaders(Owned::new(Arc::new(Mutex::new(watch)))))
 }
 

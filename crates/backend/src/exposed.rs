@@ -21,7 +21,7 @@ pub fn exposed(file: &Path) -> Option<String> {
     })
 }
 
-/// Whether every user of this host reaches what is in the directory.
+/// Whether every user of this host may enter the directory.
 fn is_open(folder: &Path) -> bool {
     mode(folder).is_some_and(|mode| mode & 0o001 != 0)
 }

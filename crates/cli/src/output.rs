@@ -152,6 +152,15 @@ pub fn state_text(state: &HolderState) -> Option<String> {
     }
 }
 
+/// Whether the text contains these words, and not as a part of longer ones, whose letters `is_part` tells.
+pub(crate) fn contains_words(text: &str, words: &str, is_part: impl Fn(char) -> bool) -> bool {
+    let ends_at = |at: usize| {
+        !text[..at].chars().next_back().is_some_and(&is_part)
+            && !text[at + words.len()..].chars().next().is_some_and(&is_part)
+    };
+    !words.is_empty() && text.match_indices(words).any(|(at, _)| ends_at(at))
+}
+
 /// When a hold or a wait began: ` (since 2026-11-28T03:12:09Z)`.
 #[must_use]
 pub fn since_text(since: SystemTime) -> String {

@@ -10,7 +10,7 @@ const ADVICE = "apply `schemaSql()` of lockkeeper/fences/pg, and `grantsSql(role
 
 /** Refuses a client whose next statement is a transaction of its own, as far as that can be seen. */
 function checkTransaction(client) {
-  // A pool, or a client outside of a transaction. Older versions of `pg` do not tell.
+  // A pool, or a client outside of a transaction. Older versions of `pg` have no `getTransactionStatus`.
   const isAlone = "totalCount" in client || ["I", null].includes(client.getTransactionStatus?.());
   if (!isAlone) return;
   throw new NotFenced(

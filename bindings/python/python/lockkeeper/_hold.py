@@ -90,8 +90,9 @@ class Blocks(Generic[G]):
     def closed(self, frame: FrameType, owner: object) -> G:
         """Takes the guard of the block that ends."""
         blocks = self._open.copy()
-        mine = [block for block in blocks if block.frame is frame]
-        mine = mine or [block for block in blocks if block.owner == owner] or blocks[: len(blocks) == 1]
+        mine = [block for block in blocks if block.frame is frame] or [block for block in blocks if block.owner == owner]
+        if not mine and len(blocks) == 1:
+            mine = blocks
         if not mine:
             raise LockkeeperError(
                 f"{len(blocks)} blocks of this lock are open, and none was opened by this function, thread or task: which "

@@ -31,7 +31,7 @@ pub(crate) fn sqlite_fence_pass(
     asked: Asked<'_>,
     rows: Vec<(i64, i64, i64)>,
 ) -> PyResult<Vec<Statement>> {
-    checked(resource).map_err(|error| not_fenced(&error))?;
+    checked(resource).map_err(exception)?;
     let (action, section) = asked.parse()?;
     let before = fence::marks(rows).map_err(|damaged| not_fenced(&damaged.text(resource)))?;
     let mut after = before.clone();

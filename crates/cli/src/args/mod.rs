@@ -45,8 +45,8 @@ pub use service::{
 pub use tls::{TlsCommand, TlsInit, TlsIssue, TlsRenew, TlsShow};
 pub use torture::{HolderFault, Pause, TokenUse, Torture};
 
-/// The version; of a program of `cargo xtask dist`, with the commit. Others don't ask git: each commit would
-/// build them anew.
+/// The version; `cargo xtask dist` adds the commit. Other builds leave it out: they would be rebuilt after each
+/// commit.
 const VERSION: &str = match option_env!("LOCKKEEPER_VERSION") {
     Some(version) => version,
     None => env!("CARGO_PKG_VERSION"),

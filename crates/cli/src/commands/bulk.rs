@@ -1,8 +1,8 @@
 //! `sessions end`, and `break` of many holds: a list of what would end, a confirmation, then one call for
 //! each.
 //!
-//! The service ends one session or hold in a call, so a call's work is bounded whatever was selected. The
-//! selection is what the lists named when the command began: what begins later is not affected.
+//! A call to the service ends one session or hold, which bounds its work. The selection is made from the lists
+//! when the command begins: sessions and holds that begin later are not affected.
 
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write, stderr, stdin};
@@ -14,6 +14,7 @@ use lockkeeper::{
 use lockkeeper_http::view::{BreakView, EndedSessionView};
 use serde::Serialize;
 
+use super::inspect::list_sessions;
 use super::operate::operator;
 use crate::args::{Break, SessionsEnd};
 use crate::exit::{Failure, NO, OK, USAGE};
@@ -24,11 +25,7 @@ use crate::view;
 
 /// Whether a label has these words: `root@web1 pid 7: sh` has `web1` and `pid 7`, but not `web`.
 fn has_words(label: &str, words: &str) -> bool {
-    let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || "-_.".contains(c));
-    let ends_at = |(start, found): (usize, &str)| {
-        !is_part(label[..start].chars().next_back()) && !is_part(label[start + found.len()..].chars().next())
-    };
-    !words.is_empty() && label.match_indices(words).any(ends_at)
+    output::contains_words(label, words, |char| char.is_alphanumeric() || "-_.".contains(char))
 }
 
 /// Asks a person to type the number of things that end; without a terminal, `--yes` has to say so.
@@ -114,25 +111,6 @@ fn nothing(json: bool, why: &str) -> Result<u8, Failure> {
         output::say(why);
     }
     Ok(NO)
-}
-
-fn list_sessions(sessions: &[SessionInfo], json: bool) -> Result<u8, Failure> {
-    if json {
-        output::json(&sessions.iter().map(view::session).collect::<Vec<_>>())?;
-        return Ok(OK);
-    }
-    let mut table = Table::new(["ID", "OWNER", "REQUESTS", "LEFT", "NOTE"]);
-    for session in sessions {
-        table.row([
-            session.id.to_string(),
-            client(&session.label, &session.identity),
-            session.requests.to_string(),
-            human(session.left),
-            if session.attached { "attached".to_owned() } else { String::new() },
-        ]);
-    }
-    table.print()?;
-    Ok(OK)
 }
 
 /// A selected hold. A hold of several names is selected once.

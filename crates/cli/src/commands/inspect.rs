@@ -108,16 +108,21 @@ pub(super) async fn show(args: Show) -> Result<u8, Failure> {
 pub(super) async fn sessions(args: Sessions) -> Result<u8, Failure> {
     let url = settings::service_url(args.service.locks.as_deref())?;
     let sessions = settings::connect(&url, "sessions").await?.sessions().await?;
-    if args.json {
-        output::json(&sessions.iter().map(view::session).collect::<Vec<_>>())?;
-        return Ok(OK);
-    }
-    if sessions.is_empty() {
+    if sessions.is_empty() && !args.json {
         output::say("no sessions");
         return Ok(OK);
     }
+    list_sessions(&sessions, args.json)
+}
+
+/// Prints sessions, as a table or as JSON.
+pub(super) fn list_sessions(sessions: &[SessionInfo], json: bool) -> Result<u8, Failure> {
+    if json {
+        output::json(&sessions.iter().map(view::session).collect::<Vec<_>>())?;
+        return Ok(OK);
+    }
     let mut table = Table::new(["ID", "OWNER", "REQUESTS", "TTL", "LEFT", "NOTE"]);
-    for session in &sessions {
+    for session in sessions {
         table.row([
             session.id.to_string(),
             output::client(&session.label, &session.identity),

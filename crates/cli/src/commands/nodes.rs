@@ -41,7 +41,7 @@ fn missing(nodes: &[NodeReport]) -> Vec<(u64, &str)> {
     missing.map(|member| (member.node, member.client_address.as_str())).collect()
 }
 
-/// The members that the leader hears, if it has answered.
+/// The members that answer the leader; none if its status is missing.
 fn heard_by_leader(nodes: &[NodeReport]) -> BTreeSet<u64> {
     let leader = answers(nodes).find(|status| status.role == NodeRole::Leader);
     let members = leader.into_iter().flat_map(|status| &status.members);

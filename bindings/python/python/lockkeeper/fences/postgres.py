@@ -127,7 +127,7 @@ async def _call_async(
     connection: Any, function: str, resource: str, token: int, mode: Mode, slot: Optional[int]
 ) -> None:
     statement = _statement(connection, function, resource, mode, slot, token)
-    # That of a session, which begins with it.
+    # The connection of a session: opening it begins the transaction.
     _check_transaction(await connection.connection() if hasattr(connection, "sync_session") else connection)
     try:
         await connection.execute(*statement)

@@ -1,10 +1,9 @@
-//! What `elect` shows to others: `--health`, the answer to whether it leads; `--on-elected` and `--on-lost`,
-//! commands that are told so.
+//! How `elect` reports leadership to other programs: a health check (`--health`), and hooks (`--on-elected`,
+//! `--on-lost`).
 //!
 //! Responsible for: nothing here delays the end of leadership. The health check reads the deadline by which
-//! the guardian ends the command, so it answers 503 on time even if this process was stopped meanwhile. The
-//! hooks are notifications, not part of the leadership: they run beside the command, and nobody waits for
-//! them until this program ends.
+//! the guardian ends the command, so it answers 503 on time even if this process was stopped meanwhile. Hooks
+//! run beside the command; `elect` waits for them only at its own end.
 
 use std::convert::Infallible;
 use std::os::unix::process::CommandExt;
@@ -52,7 +51,7 @@ impl Leadership {
     }
 }
 
-/// Shows a leadership from the start of its command until the command is told to end.
+/// Reports a leadership, from the start of its command to the SIGTERM that ends it.
 pub(super) struct ShownLeadership<'a> {
     of: Option<&'a Leadership>,
     /// In ns.

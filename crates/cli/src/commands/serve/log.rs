@@ -7,6 +7,8 @@ use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::Writer;
 
+use crate::output::contains_words;
+
 /// Writes the message, and those fields whose values the message does not contain: they are fields for
 /// programs that read the log as JSON, and words for people.
 pub(super) struct TextFields;
@@ -56,12 +58,7 @@ impl TextLine {
 
 /// Whether the text contains the value as a word of its own.
 fn contains(text: &str, value: &str) -> bool {
-    let value = value.trim_matches('"');
-    let is_word = |char: Option<char>| char.is_some_and(char::is_alphanumeric);
-    !value.is_empty()
-        && text.match_indices(value).any(|(at, _)| {
-            !is_word(text[..at].chars().next_back()) && !is_word(text[at + value.len()..].chars().next())
-        })
+    contains_words(text, value.trim_matches('"'), char::is_alphanumeric)
 }
 
 #[cfg(test)]

@@ -110,7 +110,7 @@ async fn leader_with_a_full_disk_gives_the_leadership_away_and_does_not_get_it_b
         "{log}"
     );
 
-    // The leader has heard of it by a heartbeat.
+    // Heartbeat responses carry the state of the disk.
     answer("a transfer to it is refused", async || {
         let refused = nodes.client("operator").await.transfer_leadership(Some(1)).await.err();
         refused.filter(|error| error.to_string().contains("the disk of node 1 is full"))
