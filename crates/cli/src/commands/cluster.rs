@@ -35,11 +35,8 @@ async fn connect(service: &ServiceArgs) -> Result<Locks, Failure> {
 async fn status(args: ClusterStatus) -> Result<u8, Failure> {
     let locks = connect(&args.service).await?;
     // The members can only be read with a majority. Without one, shows the members that each node knows.
-    let nodes = locks.nodes().await?;
-    if let Some(lost) = nodes::lost_majority(&nodes) {
-        nodes::print_all(&nodes, args.json)?;
-        return Err(lost);
-    }
+    let nodes = nodes::ask(&locks).await?;
+    nodes::check_majority(&nodes, args.json)?;
     let info = locks.cluster().await?;
     let is_healthy = info.nodes.iter().all(|node| node.answers) && nodes::are_well(&nodes);
     let code = if is_healthy { OK } else { UNHEALTHY };

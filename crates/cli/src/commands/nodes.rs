@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use lockkeeper::url::Url;
-use lockkeeper::{NodeDisk, NodePart, NodeReport, NodeRole, ServiceStatus};
+use lockkeeper::{Locks, NodeDisk, NodePart, NodeReport, NodeRole, ServiceStatus};
 use serde_json::json;
 
 use crate::exit::{Failure, UNAVAILABLE};
@@ -19,6 +19,9 @@ const BEHIND_MAX: u64 = 10_000;
 const DAY_SECONDS: u64 = 24 * 60 * 60;
 /// A certificate that ends within this many days gets a warning.
 const WARN_DAYS: u64 = 30;
+/// The longest time for which a leader counts a follower that has died: an election time-out, with a reserve.
+const LOST_WITHIN: Duration = Duration::from_secs(3);
+const ASK_AGAIN: Duration = Duration::from_millis(250);
 
 fn answers(nodes: &[NodeReport]) -> impl Iterator<Item = &ServiceStatus> {
     nodes.iter().filter_map(|node| node.status.as_ref().ok())
@@ -41,6 +44,24 @@ fn missing(nodes: &[NodeReport]) -> Vec<(u64, &str)> {
     missing.map(|member| (member.node, member.client_address.as_str())).collect()
 }
 
+/// The status of each node. For an election time-out, a leader still counts a follower that has just died: asks
+/// again for some seconds while nobody but the leader has heard of a member.
+///
+/// # Errors
+/// No node answers.
+pub(super) async fn ask(locks: &Locks) -> Result<Vec<NodeReport>, Failure> {
+    let asked = Instant::now();
+    loop {
+        let nodes = locks.nodes().await?;
+        let heard = heard_by_leader(&nodes);
+        let is_clear = !missing(&nodes).iter().any(|(node, _)| heard.contains(node));
+        if is_clear || asked.elapsed() > LOST_WITHIN {
+            return Ok(nodes);
+        }
+        tokio::time::sleep(ASK_AGAIN).await;
+    }
+}
+
 /// The members that answer the leader; none if its status is missing.
 fn heard_by_leader(nodes: &[NodeReport]) -> BTreeSet<u64> {
     let leader = answers(nodes).find(|status| status.role == NodeRole::Leader);
@@ -50,7 +71,7 @@ fn heard_by_leader(nodes: &[NodeReport]) -> BTreeSet<u64> {
 
 /// The error if too few voters answer, here or to the leader, for the service to work: no call needs to be
 /// tried then.
-pub(super) fn lost_majority(nodes: &[NodeReport]) -> Option<Failure> {
+fn lost_majority(nodes: &[NodeReport]) -> Option<Failure> {
     let voters: BTreeSet<u64> = freshest(nodes)?
         .members
         .iter()
@@ -73,12 +94,22 @@ pub(super) fn lost_majority(nodes: &[NodeReport]) -> Option<Failure> {
     Some(Failure::new(UNAVAILABLE, text))
 }
 
-/// Prints the nodes' status before a failure that follows from it: as a table and lines on standard error, or
-/// as JSON.
+/// Prints the nodes' status and fails if there is no majority.
 ///
 /// # Errors
-/// Standard output can't be written.
-pub(super) fn print_all(nodes: &[NodeReport], as_json: bool) -> Result<(), Failure> {
+/// There is none, or standard output can't be written.
+pub(super) fn check_majority(nodes: &[NodeReport], as_json: bool) -> Result<(), Failure> {
+    match lost_majority(nodes) {
+        None => Ok(()),
+        Some(lost) => {
+            print_all(nodes, as_json)?;
+            Err(lost)
+        }
+    }
+}
+
+/// Prints the nodes' status: as a table and lines on standard error, or as JSON.
+fn print_all(nodes: &[NodeReport], as_json: bool) -> Result<(), Failure> {
     let warnings = warnings(nodes);
     if as_json {
         return output::json(&json!({ "nodes": view::reports(nodes), "warnings": warnings }));

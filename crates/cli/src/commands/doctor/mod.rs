@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::backends::KnownBackend;
 use lockkeeper::url::Url;
-use lockkeeper::{AcquireError, BackendErrorKind, Fencing, Finding, Locks, NodeReport, Wait};
+use lockkeeper::{AcquireError, BackendErrorKind, Fencing, Finding, Locks, Wait};
 use serde_json::{Value, json};
 
 use super::nodes;
@@ -28,10 +28,10 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let locks = settings::connect(&url, "doctor").await?;
     let can = locks.capabilities().clone();
 
-    let nodes = if can.backend == "lockkeeper" { locks.nodes().await? } else { Vec::new() };
+    let nodes = if can.backend == "lockkeeper" { nodes::ask(&locks).await? } else { Vec::new() };
     let mut warnings = nodes::warnings(&nodes);
     warnings.extend(url.parse::<Url>().iter().flat_map(Url::exposed_files));
-    has_majority(&nodes, args.json)?;
+    nodes::check_majority(&nodes, args.json)?;
     let (spoiling, harmless): (Vec<Finding>, Vec<Finding>) = match locks.findings().await {
         Ok(findings) => findings.into_iter().partition(|finding| finding.spoils),
         Err(error) => {
@@ -46,10 +46,6 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
         .and_then(|known| known.info);
 
     let probed = probe(&locks, can.ttl).await;
-    if !nodes.is_empty() && matches!(probed, Probed::Failed(_)) {
-        // For an election time-out, a leader still counts the followers that it has lost.
-        has_majority(&locks.nodes().await.unwrap_or_default(), args.json)?;
-    }
     // If the session were not closed, it would exist until its ttl has elapsed.
     let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
 
@@ -172,18 +168,6 @@ impl Probed {
         match self {
             Self::Works(_) | Self::NotTried(_) => Ok(code),
             Self::Failed(failure) => Err(failure),
-        }
-    }
-}
-
-/// # Errors
-/// Too few nodes answer; they were printed.
-fn has_majority(nodes: &[NodeReport], json: bool) -> Result<(), Failure> {
-    match nodes::lost_majority(nodes) {
-        None => Ok(()),
-        Some(lost) => {
-            nodes::print_all(nodes, json)?;
-            Err(lost)
         }
     }
 }
