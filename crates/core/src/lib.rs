@@ -51,7 +51,7 @@ pub use name::{LockName, NameError};
 pub use reply::{Effect, Effects, End, Grant, PermitGrant, Rejection, Reply};
 pub use snapshot::Snapshot;
 pub use table::{
-    Description, HoldInfo, HoldState, Page, Pending, PrefixLoad, Restorer, SessionInfo, SnapshotError,
-    SnapshotProgress, SnapshotUnderWay, Table, TokenStatus, Usage, WaiterInfo,
+    Description, HoldInfo, HoldState, Oldest, Page, Pending, PrefixLoad, Restorer, SessionInfo,
+    SnapshotError, SnapshotProgress, SnapshotUnderWay, Table, TokenStatus, Usage, WaiterInfo,
 };
 pub use types::{Fingerprint, InvalidToken, Mode, ModeKind, Seq, SessionId, Slot, Ticket, Token, WallTime};

@@ -46,7 +46,7 @@ pub use event::{
     Answer, AskId, CallId, CallRequest, Difference, Event, LostEntries, Output, Question, Received,
     Requester, SessionCall, SessionPoll, SnapshotStep, StreamCloseCause, StreamId,
 };
-pub use load::{Activity, Load};
+pub use load::{Activity, Load, wait_of};
 pub use members::{Change, Members, NODES_MAX, Rejected};
 pub use replica::{
     Config, ENDS_PER_PART, ExpiredSession, Fatal, ITEMS_PER_PIECE, Recovered, Replica, TAIL_BYTES, TICK,

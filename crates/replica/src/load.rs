@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Effect, End, PrefixLoad, Reply, Usage};
+use lockkeeper_core::{Effect, End, Oldest, PrefixLoad, Reply, Table, Usage};
 
 use crate::summary::CommandSummary;
 
@@ -29,6 +29,9 @@ pub struct Load {
     pub members: u64,
     /// Number of members from which the leader receives answers, itself included; 0 unless this node leads.
     pub answering: u64,
+    /// The oldest hold and the longest waiter. In a table with many requests, as of a look at all of them that
+    /// takes several questions: they may be over.
+    pub oldest: Oldest,
     /// The counts of this node as the leader.
     pub activity: Activity,
 }
@@ -47,14 +50,40 @@ pub struct Activity {
     pub breaks: u64,
     /// Keep-alives, attaches and calls, by the part of the ttl that was left when they arrived, in tenths.
     pub slack: [u64; SLACK_PARTS],
+    /// Grants of waiters, by how long they had waited: see [`wait_of`].
+    pub waits: [u64; WAIT_PARTS],
 }
 
 /// The number of equal parts of a ttl in [`Activity::slack`].
 pub const SLACK_PARTS: usize = 10;
+/// The number of parts of [`Activity::waits`].
+pub const WAIT_PARTS: usize = 32;
+
+/// The part of a wait: the number of bits of its milliseconds.
+fn wait_part(wait: Duration) -> usize {
+    let bits = u128::BITS - wait.as_millis().leading_zeros();
+    (bits as usize).min(WAIT_PARTS - 1)
+}
+
+/// A wait in the middle of a part of [`Activity::waits`].
+#[must_use]
+pub fn wait_of(part: usize) -> Duration {
+    // From 2^(part - 1) to 2^part milliseconds; the first part is 0.
+    Duration::from_micros(if part == 0 { 0 } else { 750 << part })
+}
 
 impl Activity {
     /// Counts the effects of an applied command.
-    pub(crate) fn applied(&mut self, command: &CommandSummary, reply: &Reply, effects: &[Effect]) {
+    pub(crate) fn applied(
+        &mut self,
+        command: &CommandSummary,
+        reply: &Reply,
+        effects: &[Effect],
+        granted_after: &[Duration],
+    ) {
+        for &wait in granted_after {
+            self.waits[wait_part(wait)] += 1;
+        }
         self.grants += u64::from(matches!(reply, Reply::Granted(_)));
         self.breaks += u64::from(matches!((command, reply), (CommandSummary::Break, Reply::Done)));
         for effect in effects {
@@ -77,9 +106,51 @@ impl Activity {
     }
 }
 
+/// The search for the oldest hold and waiter, a part of the table at each question.
+#[derive(Default, Debug)]
+pub(crate) struct OldestSearch {
+    cursor: u64,
+    /// The oldest so far.
+    found: Oldest,
+    /// The oldest when the end of the table was reached last.
+    whole: Oldest,
+}
+
+impl OldestSearch {
+    /// Searches `places` slab entries further; returns the oldest.
+    pub(crate) fn search(&mut self, table: &Table, places: usize) -> Oldest {
+        let (oldest, next) = table.oldest_in_part(self.cursor, places);
+        self.found = self.found.or(oldest);
+        self.cursor = next.unwrap_or_else(|| {
+            self.whole = std::mem::take(&mut self.found);
+            0
+        });
+        self.whole.or(self.found)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use lockkeeper_core::{
+        Acquire, Command, Effects, IfBusy, LockName, Mode, OpenSession, Seq, SessionId, WallTime,
+    };
+
     use super::*;
+
+    fn acquire(session: SessionId, seq: u64, name: LockName) -> Command {
+        Command::Acquire(Acquire {
+            session,
+            seq: Seq(seq),
+            done_through: Seq(0),
+            names: vec![name],
+            mode: Mode::Exclusive,
+            subtree: false,
+            if_busy: IfBusy::Wait { at_most_ms: None },
+            keep_closed_ms: 0,
+            value: Box::default(),
+            meta: Box::default(),
+        })
+    }
 
     #[test]
     fn keep_alives_are_counted_by_what_was_left() {
@@ -88,5 +159,55 @@ mod tests {
             activity.kept_alive(Duration::from_millis(left), Duration::from_secs(1));
         }
         assert_eq!(activity.slack, [2, 1, 0, 0, 0, 0, 0, 0, 0, 4]);
+    }
+
+    #[test]
+    fn waits_are_shown_within_their_part() {
+        for (ms, part) in [(0, 0), (1, 1), (2, 2), (3, 2), (1000, 10), (u64::MAX, WAIT_PARTS - 1)] {
+            assert_eq!(wait_part(Duration::from_millis(ms)), part);
+        }
+        for part in 0..WAIT_PARTS {
+            assert_eq!(wait_part(wait_of(part)), part);
+        }
+    }
+
+    #[test]
+    fn oldest_are_found_part_by_part_and_forgotten_after_the_next_look_at_all() {
+        let (mut table, mut effects) = (Table::new(0), Effects::new());
+        let mut apply = |table: &mut Table, command| {
+            let _ = table.apply(command, &mut effects);
+        };
+        let open = OpenSession {
+            secret_hash: [1; 32],
+            ttl_ms: 10_000,
+            lock_delay_ms: 0,
+            linger_ms: 0,
+            label: Box::default(),
+            identity: Box::default(),
+        };
+        apply(&mut table, Command::OpenSession(open));
+        let session = SessionId(1);
+        for seq in 1..=40_u64 {
+            apply(&mut table, Command::SetClock { now: WallTime(seq * 100) });
+            let name = LockName::parse(&format!("n{}", if seq == 30 { 1 } else { seq })).unwrap();
+            apply(&mut table, acquire(session, seq, name));
+        }
+        let (hold, waiter) = (Some(WallTime(100)), Some(WallTime(3000)));
+        let mut search = OldestSearch::default();
+        assert_eq!(search.search(&table, 16), Oldest { hold, waiter: None });
+        assert_eq!(search.search(&table, 16), Oldest { hold, waiter });
+        while search.cursor > 0 {
+            search.search(&table, 16);
+        }
+        let finish =
+            |target| Command::Finish { session, seq: Seq(41), target: Seq(target), done_through: Seq(0) };
+        apply(&mut table, Command::SetClock { now: WallTime(5000) });
+        apply(&mut table, finish(1));
+        assert_eq!(table.granted_after(), [Duration::from_secs(2)]);
+        assert_eq!(search.search(&table, 16).hold, hold, "until the next look at all");
+        while search.cursor > 0 {
+            search.search(&table, 16);
+        }
+        assert_eq!(search.whole, Oldest { hold: Some(WallTime(200)), waiter: None });
     }
 }

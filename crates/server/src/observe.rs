@@ -2,7 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockkeeper_replica::{Activity, Load};
+use lockkeeper_core::WallTime;
+use lockkeeper_replica::{Activity, Load, wait_of};
 use lockkeeper_wire::v1::DiskState;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
@@ -36,6 +37,9 @@ const WAITERS: &str = "lockkeeper_waiters";
 const TABLE_BYTES: &str = "lockkeeper_table_bytes";
 const PREFIX_HOLDS: &str = "lockkeeper_prefix_holds";
 const PREFIX_WAITERS: &str = "lockkeeper_prefix_waiters";
+const OLDEST_HOLD: &str = "lockkeeper_oldest_hold_age_seconds";
+const LONGEST_WAITER: &str = "lockkeeper_longest_waiter_age_seconds";
+const WAITS: &str = "lockkeeper_queue_wait_seconds";
 const GRANTS: &str = "lockkeeper_grants_total";
 const EXPIRED: &str = "lockkeeper_expired_sessions_total";
 const TIMED_OUT: &str = "lockkeeper_timed_out_requests_total";
@@ -107,6 +111,12 @@ pub(crate) fn describe() {
     describe_gauge!(TABLE_BYTES, "Size of the sessions and requests in the table");
     describe_gauge!(PREFIX_HOLDS, "Holds of the names with this prefix");
     describe_gauge!(PREFIX_WAITERS, "Waiters at the names with this prefix");
+    describe_gauge!(OLDEST_HOLD, "Age of the oldest hold; 0 if there is none");
+    describe_gauge!(LONGEST_WAITER, "How long the longest waiter has waited; 0 if there is none");
+    describe_histogram!(
+        WAITS,
+        "How long waiters had waited when they were granted, to a third, while this node led"
+    );
     describe_counter!(GRANTS, "Grants that this node has made as the leader");
     describe_counter!(
         EXPIRED,
@@ -272,6 +282,17 @@ pub(crate) fn load(load: &Load, before: &Activity) {
     gauge!(HOLDS).set(load.usage.requests.saturating_sub(load.usage.waiters) as f64);
     gauge!(WAITERS).set(load.usage.waiters as f64);
     gauge!(TABLE_BYTES).set(load.usage.bytes as f64);
+    let now = WallTime::from(SystemTime::now());
+    for (name, since) in [(OLDEST_HOLD, load.oldest.hold), (LONGEST_WAITER, load.oldest.waiter)] {
+        gauge!(name).set(since.and_then(|since| since.until(now)).unwrap_or_default().as_secs_f64());
+    }
+    let waits = histogram!(WAITS);
+    for (part, (now, before)) in load.activity.waits.iter().zip(before.waits).enumerate() {
+        waits.record_many(
+            wait_of(part).as_secs_f64(),
+            usize::try_from(now.saturating_sub(before)).unwrap_or(usize::MAX),
+        );
+    }
     counter!(GRANTS).absolute(load.activity.grants);
     counter!(EXPIRED).absolute(load.activity.expired);
     counter!(TIMED_OUT).absolute(load.activity.timed_out);
@@ -292,6 +313,13 @@ pub(crate) fn prefix(prefix: &str, holds: u64, waiters: u64) {
 /// Sets the time at which this node's certificate ends.
 pub(crate) fn certificate_ends(since_1970: Duration) {
     gauge!(CERTIFICATE_ENDS).set(since_1970.as_secs_f64());
+}
+
+/// Registers the counters of backups. They start at 0: an increase is visible only relative to an earlier value.
+pub(crate) fn backups_are_scheduled() {
+    for result in ["done", "failed"] {
+        counter!(BACKUPS, "result" => result).increment(0);
+    }
 }
 
 /// Counts a backup that was made at this time.

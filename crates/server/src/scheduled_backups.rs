@@ -62,6 +62,7 @@ enum BackupFailure {
 pub(crate) async fn keep_schedule(schedule: BackupSchedule, front: Arc<Front>) {
     let mut state = front.state();
     let mut last_failure = String::new();
+    observe::backups_are_scheduled();
     loop {
         let leads = |state: &ReplicaStatus| matches!(state, ReplicaStatus::Ready | ReplicaStatus::Ended);
         match state.wait_for(leads).await.map(|state| *state) {

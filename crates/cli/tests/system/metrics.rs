@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use lockkeeper_rig::{Program, Prometheus, find, prometheus};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::support::{CommandExt, TestDir, wait_until};
@@ -45,7 +46,17 @@ fn every_metric_of_the_page_is_there_and_the_other_way_round() {
     let test = TestDir::new();
     let node = test.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
     hold(&node.http(), "07", 30_000, "orders/42");
-    let text = curl(&[&format!("{}/metrics", node.http())]);
+    let locks = TestDir::new().over(&format!("lockkeeper://{}", node.listening()));
+    let holder = locks.holder("jobs", &[]);
+    let waiter = locks.lockkeeper(["run", "jobs", "--", "true"]).started();
+    locks.wait_for_waiters("jobs", 1);
+    let page = || curl(&[&format!("{}/metrics", node.http())]);
+    let waiting = page();
+    assert!(!waiting.contains("lockkeeper_longest_waiter_age_seconds 0\n"), "{waiting}");
+    holder.signal(Signal::SIGTERM);
+    let (_, waited) = (holder.ended(), waiter.ended());
+    assert_eq!(waited.code, 0, "{waited:?}");
+    let text = page();
     std::fs::write(test.path("metrics"), &text).unwrap();
     let checked = promtool()
         .args(["check", "metrics"])
@@ -57,6 +68,8 @@ fn every_metric_of_the_page_is_there_and_the_other_way_round() {
         "lockkeeper_prefix_holds{prefix=\"orders\"} 1".to_owned(),
         format!("lockkeeper_build_info{{version=\"{version}\"}} 1"),
         "lockkeeper_disk_full 0".to_owned(),
+        "lockkeeper_longest_waiter_age_seconds 0".to_owned(),
+        "lockkeeper_queue_wait_seconds_count 1".to_owned(),
         "lockkeeper_refusals_total{what=\"denied\"} 0".to_owned(),
         "lockkeeper_quota_refusals_total{what=\"calls-of-sessions\"} 0".to_owned(),
     ] {
@@ -66,6 +79,9 @@ fn every_metric_of_the_page_is_there_and_the_other_way_round() {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("no {name}: {text}")).parse().unwrap()
     };
+    assert!(
+        value("lockkeeper_oldest_hold_age_seconds") > 0.0 && value("lockkeeper_queue_wait_seconds_sum") > 0.0
+    );
     assert!(value("lockkeeper_disk_free_bytes") > 0.0 && value("lockkeeper_disk_used_bytes") > 0.0);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
     assert!((0.0..600.0).contains(&(now - value("process_start_time_seconds"))), "{text}");

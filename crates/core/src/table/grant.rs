@@ -153,6 +153,7 @@ impl Table {
     /// Grants a waiter.
     pub(super) fn grant(&mut self, id: RequestId, out: &mut Effects) {
         let Some(owner) = self.requests[id as usize].owner else { return };
+        self.granted_after.extend(self.requests[id as usize].since.until(self.clock));
         // The request becomes a hold before it leaves the queue. In the other order, the name could be
         // without a permit request for a moment, and its implied limit would be removed (L3).
         self.hold(id);

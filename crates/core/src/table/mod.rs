@@ -6,6 +6,7 @@
 
 mod acquire;
 mod admin;
+mod ages;
 mod breaks;
 mod copy_on_write;
 mod costs;
@@ -28,7 +29,9 @@ mod usage;
 mod work;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
+pub use ages::Oldest;
 pub use describe::{Description, HoldInfo, HoldState, Page, SessionInfo, TokenStatus, WaiterInfo};
 pub use pending::Pending;
 pub use prefixes::PrefixLoad;
@@ -72,6 +75,8 @@ pub struct Table {
     freed: Vec<Freed<NodeId>>,
     /// Names that earlier commands freed, and whose waiters the grant pass has not all visited yet.
     unpassed: Unpassed,
+    /// See [`Table::granted_after`].
+    granted_after: Vec<Duration>,
     /// [`limits::WORK_PER_COMMAND_MAX`], or less in tests.
     work_max: usize,
     /// [`limits::PERMIT_WAITERS_PASSED_MAX`], or less in tests.
@@ -110,6 +115,7 @@ impl Table {
             stored_limits: 0,
             freed: Vec::new(),
             unpassed: Unpassed::default(),
+            granted_after: Vec::new(),
             work_max: limits::WORK_PER_COMMAND_MAX,
             permit_waiters_passed_max: limits::PERMIT_WAITERS_PASSED_MAX,
             walk: None,
@@ -122,6 +128,7 @@ impl Table {
     /// After a reply of [`Rejection::UnknownRules`](crate::Rejection::UnknownRules) this node must stop.
     pub fn apply(&mut self, command: Command, out: &mut Effects) -> Reply {
         debug_assert!(self.freed.is_empty());
+        self.granted_after.clear();
         let reply = match command {
             Command::OpenSession(open) => self.open_session(open),
             Command::CloseSession { session } => self.end_session(session, false, out),

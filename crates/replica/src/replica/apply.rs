@@ -184,7 +184,7 @@ impl Replica {
         let mut effects = std::mem::take(&mut self.effects);
         // A follower sends no results, and a new leader reads its timers from the table at its zero point.
         if self.lead.is_ready() {
-            self.activity.applied(&summary, &reply, &effects);
+            self.activity.applied(&summary, &reply, &effects, self.table.granted_after());
             self.answer_origin(origin, summary, reply, &effects);
             effects.drain(..).for_each(|effect| self.tell_effect(effect));
         } else if let Origin::Ask(ask) = origin {

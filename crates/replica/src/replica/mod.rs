@@ -45,7 +45,7 @@ use crate::deadlines::Deadlines;
 use crate::engine::{Engine, Persisted, Position, Start, Write};
 use crate::event::{Answer, Event, Output, Question, Received, Requester, StreamId};
 use crate::lease::LeaseClock;
-use crate::load::Activity;
+use crate::load::{Activity, OldestSearch};
 use crate::members::Members;
 use crate::mutant::Mutant;
 use apply::ApplyQueue;
@@ -193,6 +193,7 @@ pub struct Replica {
     quotas: Quotas,
     effects: Effects,
     activity: Activity,
+    oldest: OldestSearch,
     /// Messages by receiver; sent before all other outputs.
     to_peers: BTreeMap<u64, Vec<PeerMessage>>,
     outputs: Vec<Output>,
@@ -262,6 +263,7 @@ impl Replica {
             quotas: Quotas::default(),
             effects: Effects::new(),
             activity: Activity::default(),
+            oldest: OldestSearch::default(),
             to_peers: BTreeMap::new(),
             outputs: Vec::new(),
         };

@@ -23,6 +23,8 @@ const PAGE_BYTES_MAX: usize = 1 << 18;
 /// Most prefixes whose load is returned at once, and most names and prefixes that are visited for others.
 const PREFIXES_MAX: usize = 128;
 const PREFIX_PLACES_MAX: usize = 512;
+/// Table slots in which one question looks for the oldest hold and waiter: some hundred microseconds.
+const OLDEST_PLACES: usize = 1 << 14;
 /// The page of each lock's holds and waiters that lists and watches show.
 pub(super) const LISTED: Page = Page { after: None, holds_max: 10, bytes_max: 1 << 13, waiters_max: 10 };
 
@@ -94,7 +96,7 @@ impl Replica {
         }
     }
 
-    pub(super) fn load(&self, prefixes: &[LockName], segments: usize) -> Load {
+    pub(super) fn load(&mut self, prefixes: &[LockName], segments: usize) -> Load {
         let status = self.status();
         let leads = status.role() == v1::Role::Leader;
         let asked = prefixes.iter().take(PREFIXES_MAX).map(|prefix| self.table.load_of(prefix));
@@ -112,6 +114,7 @@ impl Replica {
             prefixes: asked.chain(others.filter(|other| !known.contains(&other.prefix))).collect(),
             members: status.members.len() as u64,
             answering: if leads { answering as u64 } else { 0 },
+            oldest: self.oldest.search(&self.table, OLDEST_PLACES),
             activity: self.activity.clone(),
         }
     }

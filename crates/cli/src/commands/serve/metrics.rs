@@ -11,6 +11,9 @@ use crate::exit::{Failure, INTERNAL};
 /// Upper bounds of durations, in seconds: from a write to a fast disk up to stalls that end leaderships.
 const SECONDS: [f64; 14] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
+/// Upper bounds of waits for a lock, in seconds: up to a day.
+const WAITS: [f64; 13] =
+    [0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0, 86_400.0];
 /// Upper bounds of the parts of a ttl.
 const RATIOS: [f64; 9] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9];
 /// Upper bounds of the requests of a batch.
@@ -43,6 +46,7 @@ fn builder() -> Result<PrometheusBuilder, BuildError> {
     let suffix = |suffix: &str| Matcher::Suffix(suffix.to_owned());
     PrometheusBuilder::new()
         .set_buckets_for_metric(suffix("_seconds"), &SECONDS)?
+        .set_buckets_for_metric(Matcher::Full("lockkeeper_queue_wait_seconds".to_owned()), &WAITS)?
         .set_buckets_for_metric(suffix("_ratio"), &RATIOS)?
         .set_buckets_for_metric(suffix("_requests"), &REQUESTS)?
         .set_buckets_for_metric(suffix("_bytes"), &BYTES)
