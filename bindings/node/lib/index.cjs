@@ -321,9 +321,13 @@ class Locks {
 function lockInfo({ holds, waiters, ...lock }) {
   return {
     ...known(lock),
-    holds: holds.map(({ value, ...hold }) => ({ ...known(hold), value: Buffer.from(value, "base64") })),
-    waiters: waiters.map(known),
+    holds: holds.map(({ value, ...hold }) => ({ ...dated(hold), value: Buffer.from(value, "base64") })),
+    waiters: waiters.map(dated),
   };
+}
+
+function dated({ since, ...fields }) {
+  return known({ ...fields, since: since === null ? null : new Date(since) });
 }
 
 function known(fields) {

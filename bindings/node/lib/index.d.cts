@@ -274,8 +274,11 @@ export interface HoldInfo {
   mode: Mode;
   subtree: boolean;
   slot?: number;
-  state: "held" | "revoked" | "closed";
+  state: "held" | "revoked" | "closed" | "unknown";
+  /** Milliseconds. */
   heldFor?: number;
+  /** When it was acquired, by the clock of the lock service. */
+  since?: Date;
   /** Of a closed hold: how much longer it keeps the lock closed. */
   closedFor?: number;
   /** Of a revoked hold: who has ordered the break, and why. */
@@ -291,6 +294,10 @@ export interface WaiterInfo {
   identity: string;
   mode: Mode;
   subtree: boolean;
+  /** Milliseconds. */
+  waitingFor?: number;
+  /** When it was queued, by the clock of the lock service. */
+  since?: Date;
   meta: Record<string, string>;
 }
 
@@ -301,7 +308,7 @@ export interface TokenInfo {
 }
 
 export interface BreakInfo {
-  result: "done" | "not-current" | "still-closed";
+  result: "done" | "not-current" | "still-closed" | "unknown";
   liveTokens: Token[];
 }
 

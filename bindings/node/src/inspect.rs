@@ -1,13 +1,11 @@
 //! Questions about locks, and breaks: as JSON, whose shapes are in `lib/index.d.cts`.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use lockkeeper::{
-    BreakOrder, Broken, HolderInfo, HolderState, LockInfo, LockName, Token, TokenStatus, WaiterInfo,
-};
-use lockkeeper_bindings::with;
+use lockkeeper::{BreakOrder, HolderInfo, HolderState, LockInfo, LockName, Token, WaiterInfo};
+use lockkeeper_bindings::{with, words};
 use napi_derive::napi;
 use serde_json::{Map, Value, json};
 
@@ -17,6 +15,11 @@ use crate::options::token_of;
 
 fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Milliseconds since 1970; `None` before that.
+fn since_1970(time: SystemTime) -> Option<u64> {
+    time.duration_since(SystemTime::UNIX_EPOCH).ok().map(milliseconds)
 }
 
 fn tokens(live: &[Token]) -> Vec<u64> {
@@ -40,10 +43,10 @@ fn lock(lock: &LockInfo) -> Value {
 }
 
 fn hold(hold: &HolderInfo) -> Value {
-    let (state, closed_for, break_by, break_reason) = match &hold.state {
-        HolderState::Revoked { reason, by } => ("revoked", None, Some(by), Some(reason)),
-        HolderState::Closed { left } => ("closed", Some(milliseconds(*left)), None, None),
-        _ => ("held", None, None, None),
+    let (closed_for, break_by, break_reason) = match &hold.state {
+        HolderState::Revoked { reason, by } => (None, Some(by), Some(reason)),
+        HolderState::Closed { left } => (Some(milliseconds(*left)), None, None),
+        _ => (None, None, None),
     };
     json!({
         "token": hold.token.map(Token::get),
@@ -53,8 +56,9 @@ fn hold(hold: &HolderInfo) -> Value {
         "mode": hold.mode.to_string(),
         "subtree": hold.subtree,
         "slot": hold.slot,
-        "state": state,
+        "state": words::hold_state(&hold.state),
         "heldFor": hold.held_for.map(milliseconds),
+        "since": hold.since.and_then(since_1970),
         "closedFor": closed_for,
         "breakBy": break_by,
         "breakReason": break_reason,
@@ -70,6 +74,8 @@ fn waiter(waiter: &WaiterInfo) -> Value {
         "identity": waiter.identity,
         "mode": waiter.mode.to_string(),
         "subtree": waiter.subtree,
+        "waitingFor": waiter.waiting_for.map(milliseconds),
+        "since": waiter.since.and_then(since_1970),
         "meta": meta(&waiter.meta),
     })
 }
@@ -99,11 +105,8 @@ impl Bridge {
         let locks = locks.0.clone();
         self.begin(call, async move {
             let token = token_of(token)?;
-            let (status, live) = match with!(locks, locks => locks.check_token(name, token).await)? {
-                TokenStatus::Current => ("current", vec![token]),
-                TokenStatus::NotCurrent { live } => ("not-current", live),
-                TokenStatus::NeverIssued => ("never-issued", Vec::new()),
-            };
+            let status = with!(locks, locks => locks.check_token(name, token).await)?;
+            let (status, live) = words::token_status(token, status);
             Ok(CallAnswer::Json(json!({ "status": status, "liveTokens": tokens(&live) })))
         });
     }
@@ -124,11 +127,7 @@ impl Bridge {
         self.begin(call, async move {
             let name = LockName::parse(&name).map_err(lockkeeper::AcquireError::from)?;
             let order = BreakOrder { name, token: token_of(token)?, reason, by, now };
-            let (result, live) = match with!(locks, locks => locks.break_hold(order).await)? {
-                Broken::NotCurrent { live } => ("not-current", live),
-                Broken::StillClosed => ("still-closed", Vec::new()),
-                _ => ("done", Vec::new()),
-            };
+            let (result, live) = words::broken(with!(locks, locks => locks.break_hold(order).await)?);
             Ok(CallAnswer::Json(json!({ "result": result, "liveTokens": tokens(&live) })))
         });
     }

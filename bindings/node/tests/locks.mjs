@@ -108,6 +108,8 @@ test("a break is told with its reason", async () => {
   const locks = (await connect(own)).fenced();
   const name = unique();
   const guard = await locks.mutex(name).acquire();
+  const [{ since, heldFor }] = (await locks.inspect(name)).holds;
+  assert.ok(since instanceof Date && Math.abs(Date.now() - since) < 600_000 && heldFor >= 0, `${since} ${heldFor}`);
   assert.deepEqual(await locks.checkToken(name, guard.token), { status: "current", liveTokens: [guard.token] });
   const broken = await locks.breakHold(name, guard.token, { reason: "stuck", by: "ops" });
   assert.equal(broken.result, "done");

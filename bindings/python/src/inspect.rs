@@ -1,12 +1,12 @@
 //! Operators' calls: inspect, list, watch and break holds; check a token.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use lockkeeper::{
-    BackendError, BreakOrder, Broken, HolderInfo, HolderState, LockInfo, LockName, Token, TokenStatus,
-    WaiterInfo, WatchEvent,
+    BackendError, BreakOrder, HolderInfo, HolderState, LockInfo, LockName, Token, WaiterInfo, WatchEvent,
 };
-use lockkeeper_bindings::with;
+use lockkeeper_bindings::{with, words};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use tokio::sync::Mutex;
@@ -33,13 +33,18 @@ fn info<'py>(py: Python<'py>, lock: LockInfo) -> PyResult<Bound<'py, PyDict>> {
     Ok(fields)
 }
 
+/// Seconds since 1970; `None` before that.
+fn since_1970(time: Option<SystemTime>) -> Option<f64> {
+    time?.duration_since(SystemTime::UNIX_EPOCH).ok().map(|since| since.as_secs_f64())
+}
+
 fn hold<'py>(py: Python<'py>, hold: HolderInfo) -> PyResult<Bound<'py, PyDict>> {
     let fields = PyDict::new(py);
-    let (state, reason, by, left) = match hold.state {
-        HolderState::Held => ("held", None, None, None),
-        HolderState::Revoked { reason, by } => ("revoked", Some(reason), Some(by), None),
-        HolderState::Closed { left } => ("closed", None, None, Some(left.as_secs_f64())),
-        _ => ("unknown", None, None, None),
+    let state = words::hold_state(&hold.state);
+    let (reason, by, left) = match hold.state {
+        HolderState::Revoked { reason, by } => (Some(reason), Some(by), None),
+        HolderState::Closed { left } => (None, None, Some(left.as_secs_f64())),
+        _ => (None, None, None),
     };
     fields.set_item("token", hold.token.map(Token::get))?;
     fields.set_item("session", hold.session)?;
@@ -49,6 +54,7 @@ fn hold<'py>(py: Python<'py>, hold: HolderInfo) -> PyResult<Bound<'py, PyDict>> 
     fields.set_item("label", hold.label)?;
     fields.set_item("identity", hold.identity)?;
     fields.set_item("held_for", hold.held_for.map(|time| time.as_secs_f64()))?;
+    fields.set_item("since", since_1970(hold.since))?;
     fields.set_item("state", state)?;
     fields.set_item("reason", reason)?;
     fields.set_item("by", by)?;
@@ -65,6 +71,8 @@ fn waiter<'py>(py: Python<'py>, waiter: WaiterInfo) -> PyResult<Bound<'py, PyDic
     fields.set_item("subtree", waiter.subtree)?;
     fields.set_item("label", waiter.label)?;
     fields.set_item("identity", waiter.identity)?;
+    fields.set_item("waiting_for", waiter.waiting_for.map(|time| time.as_secs_f64()))?;
+    fields.set_item("since", since_1970(waiter.since))?;
     fields.set_item("meta", waiter.meta)?;
     Ok(fields)
 }
@@ -146,11 +154,8 @@ pub(crate) fn check_token(
 ) -> PyResult<Py<PyAny>> {
     let (locks, token) = (locks.0.get()?.clone(), self::token(token)?);
     call(py, place, async move {
-        Ok(Converted(match with!(locks, locks => locks.check_token(&name, token).await)? {
-            TokenStatus::Current => ("current", Vec::new()),
-            TokenStatus::NotCurrent { live } => ("not-current", live),
-            TokenStatus::NeverIssued => ("never-issued", Vec::new()),
-        }))
+        let status = with!(locks, locks => locks.check_token(&name, token).await)?;
+        Ok(Converted(words::token_status(token, status)))
     })
 }
 
@@ -172,11 +177,7 @@ pub(crate) fn break_hold(
     call(py, place, async move {
         let name = LockName::parse(&name).map_err(BackendError::from)?;
         let order = BreakOrder { name, token, reason, by, now };
-        Ok(Converted(match with!(locks, locks => locks.break_hold(order).await)? {
-            Broken::Done => ("done", Vec::new()),
-            Broken::NotCurrent { live } => ("not-current", live),
-            _ => ("still-closed", Vec::new()),
-        }))
+        Ok(Converted(words::broken(with!(locks, locks => locks.break_hold(order).await)?)))
     })
 }
 

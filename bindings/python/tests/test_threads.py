@@ -4,6 +4,7 @@ import contextlib
 import logging
 import threading
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Iterator
 
@@ -173,7 +174,9 @@ def test_inspection_and_break(own: str, name: str) -> None:
     (hold,) = lock.holds
     assert (hold.token, hold.label, hold.mode) == (guard.token, "first", "exclusive")
     assert (hold.state, hold.value, hold.meta) == ("held", b"v", {"job": "test"})
-    assert locks.check_token(name, guard.token) == ("current", [])
+    assert hold.held_for is not None and hold.since is not None
+    assert 0 <= (datetime.now(timezone.utc) - hold.since).total_seconds() < 600
+    assert locks.check_token(name, guard.token) == ("current", [guard.token])
     assert locks.check_token(name, 2**53 - 1).status == "never-issued"
     events = locks.watch(name)
     assert [next(events).kind, next(events)] == ["state", ("synced", None)]

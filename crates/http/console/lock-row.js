@@ -165,7 +165,7 @@ export function createLockRow(tree) {
 
 /** @param {import('./lock-model.js').Hold} hold */
 function describe(hold) {
-  const parts = [`label: ${visible(hold.label) || 'none'}`, `identity: ${visible(hold.identity) || 'unknown'}`];
+  const parts = [`label: ${visible(hold.label) || 'none'}`, `identity: ${visible(hold.identity) || 'anonymous'}`];
   parts.push(hold.session > 0 ? `session ${hold.session}` : 'the holder is gone', hold.mode);
   return parts.join('\n');
 }

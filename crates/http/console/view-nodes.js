@@ -135,7 +135,7 @@ export function mountNodes(_route, root, signal) {
       isStale: members === null,
     })));
     const term = members?.term ?? own?.term;
-    fill(lead, leader > 0 ? el('span', { class: 'state big held' }, `node ${leader} leads`) : el('span', { class: 'state big breaking' }, isLeaderless ? 'no leader answers' : 'no leader is known'), el('span', { class: 'dim' }, `term ${count(term)}`), members?.changing ? el('span', { class: 'state closed' }, 'a change of members is in progress') : null, own === null ? null : el('span', { class: 'dim' }, removedText(own)));
+    fill(lead, leader > 0 ? el('span', { class: 'state big held' }, `node ${leader} leads`) : el('span', { class: 'state big breaking' }, isLeaderless ? 'no leader answers' : 'no leader is known'), el('span', { class: 'dim' }, `term ${count(term)}`), tolerance(members?.nodes), members?.changing ? el('span', { class: 'state closed' }, 'a change of members is in progress') : null, own === null ? null : el('span', { class: 'dim' }, removedText(own)));
     setText(asOf, members === null ? 'as this node last knew them' : `as of ${clock(Date.now())}`);
   }
 
@@ -161,6 +161,18 @@ export function mountNodes(_route, root, signal) {
     }
     return boxes;
   }
+}
+
+/**
+ * How many more nodes may fail.
+ *
+ * @param {any[] | undefined} nodes
+ */
+function tolerance(nodes) {
+  if (nodes === undefined) return null;
+  const voters = nodes.filter((it) => it.part === 'voter');
+  const left = voters.filter((it) => it.answers).length - (Math.floor(voters.length / 2) + 1);
+  return el('span', { class: left > 0 ? 'dim' : 'state closed' }, left > 0 ? `tolerates ${left === 1 ? '1 failure' : `${left} failures`}` : 'tolerates no failure');
 }
 
 /** @param {any} status */

@@ -4,6 +4,7 @@
 import { get } from './api.js';
 import { el, fill, foreign, nameText, panel, setText } from './dom.js';
 import { count, counted, duration, exactly, setting } from './format.js';
+import { openEndSession } from './end-session-dialog.js';
 import { keyedTable, fillRow } from './hold-table.js';
 import { modeText } from './changes.js';
 import { store } from './lock-store.js';
@@ -38,6 +39,9 @@ export function mountSession(route, root, signal) {
   const facts = el('dl', { class: 'facts-list' });
   const meter = leftMeter();
   const note = el('p', { class: 'dim' });
+  /** @type {import('./view-sessions.js').Session | null} */
+  let live = null;
+  const end = el('button', { type: 'button', class: 'danger', hidden: true, onclick: () => live !== null && openEndSession(live, signal, () => again()) }, 'End the session…');
   const table = keyedTable('Locks of the session', ['Lock', 'Part', 'Token', 'Held for'], (/** @type {any} */ item) => item.key, (item, row, columns) => {
     fillRow(row, columns, [item.key, item.part], () => [
       el('a', { href: lockHref(item.name) }, nameText(item.name, 'wrap')),
@@ -51,7 +55,7 @@ export function mountSession(route, root, signal) {
       time.title = exactly(Date.now() - item.since);
     }
   });
-  root.append(failed, facts, panel('Locks', note, table.element));
+  root.append(failed, facts, el('p', { class: 'actions' }, end), panel('Locks', note, table.element));
 
   const again = refresh(
     REFRESH_MS,
@@ -61,7 +65,9 @@ export function mountSession(route, root, signal) {
     (page) => {
       const [found] = page.sessions;
       fill(failed);
-      if (found?.session === session) showFacts(found);
+      live = found?.session === session ? found : null;
+      end.hidden = live === null;
+      if (live !== null) showFacts(live);
       else {
         fill(facts);
         fill(failed, el('p', { class: 'box warn' }, 'This session is not live. Either it has ended, and all its requests with it, or its number was never given.'));
@@ -82,7 +88,7 @@ export function mountSession(route, root, signal) {
     const fact = (/** @type {string} */ name, /** @type {any} */ value) => el('div', {}, el('dt', {}, name), el('dd', {}, value));
     fill(facts, [
       fact('Label', found.label === '' ? 'none' : foreign(found.label, 'wrap')),
-      fact('Identity', found.identity === '' ? 'unknown' : foreign(found.identity, 'wrap')),
+      fact('Identity', found.identity === '' ? 'anonymous' : foreign(found.identity, 'wrap')),
       fact('Left of its ttl', meter.element),
       fact('Client', found.attached ? 'attached' : 'not attached'),
       fact('Requests', count(found.requests)),

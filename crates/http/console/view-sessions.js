@@ -138,7 +138,7 @@ export function mountSessions(_route, root, signal) {
     if (!hasDrawn) identities.open = sums.length > 1 && sums.length <= IDENTITIES_OPEN;
     hasDrawn = true;
     const rows = sums.slice(0, IDENTITIES_MAX).map((sum) =>
-      el('tr', {}, el('td', {}, sum.identity === '' ? el('span', { class: 'dim' }, 'unknown') : foreign(sum.identity)), el('td', { class: 'num' }, count(sum.sessions)), el('td', { class: 'num' }, count(sum.requests))),
+      el('tr', {}, el('td', {}, sum.identity === '' ? el('span', { class: 'dim' }, 'anonymous') : foreign(sum.identity)), el('td', { class: 'num' }, count(sum.sessions)), el('td', { class: 'num' }, count(sum.requests))),
     );
     const head = ['Identity', 'Sessions', 'Requests'].map((label, index) => el('th', { scope: 'col', class: index > 0 ? 'num' : '' }, label));
     const whole = nextAfter === undefined ? '' : ' of the sessions loaded so far';
@@ -190,7 +190,7 @@ function createRow() {
       setText(label, visible(session.label) || 'no label');
       label.title = visible(session.label);
       label.classList.toggle('dim', session.label === '');
-      setText(identity, visible(session.identity) || 'unknown');
+      setText(identity, visible(session.identity) || 'anonymous');
       identity.title = visible(session.identity);
       identity.classList.toggle('dim', session.identity === '');
       meter.update(session.left_ms, session.ttl_ms);

@@ -29,8 +29,8 @@ pub struct Load {
     pub members: u64,
     /// Number of members from which the leader receives answers, itself included; 0 unless this node leads.
     pub answering: u64,
-    /// The oldest hold and the longest waiter. In a table with many requests, as of a look at all of them that
-    /// takes several questions: they may be over.
+    /// The oldest hold and the longest waiter. In a table with many requests, as of a look at all of them
+    /// that takes several questions: they may be over.
     pub oldest: Oldest,
     /// The counts of this node as the leader.
     pub activity: Activity,

@@ -315,7 +315,8 @@ pub(crate) fn certificate_ends(since_1970: Duration) {
     gauge!(CERTIFICATE_ENDS).set(since_1970.as_secs_f64());
 }
 
-/// Registers the counters of backups. They start at 0: an increase is visible only relative to an earlier value.
+/// Registers the counters of backups. They start at 0: an increase is visible only relative to an
+/// earlier value.
 pub(crate) fn backups_are_scheduled() {
     for result in ["done", "failed"] {
         counter!(BACKUPS, "result" => result).increment(0);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any, Dict, List, Literal, NamedTuple, Optional
 
 
@@ -23,6 +24,8 @@ class HoldInfo(NamedTuple):
     identity: str
     #: Seconds, if the lock service knows.
     held_for: Optional[float]
+    #: When it was acquired, by the clock of the lock service.
+    since: Optional[datetime]
     #: ``revoked``: an operator breaks it. ``closed``: it has ended, and the lock stays closed for a time.
     state: Literal["held", "revoked", "closed", "unknown"]
     #: Of a revoked hold: why, and by whom.
@@ -42,6 +45,10 @@ class WaiterInfo(NamedTuple):
     subtree: bool
     label: str
     identity: str
+    #: Seconds, if the lock service knows.
+    waiting_for: Optional[float]
+    #: When it was queued, by the clock of the lock service.
+    since: Optional[datetime]
     meta: Dict[str, str]
 
 
@@ -64,7 +71,7 @@ class TokenStatus(NamedTuple):
     """What a token is at a name, when it was asked. Only a fence gives a guarantee."""
 
     status: Literal["current", "not-current", "never-issued"]
-    #: The tokens of live holds, if it is not current.
+    #: The tokens of live holds.
     live: List[int]
 
 
@@ -73,7 +80,7 @@ class Broken(NamedTuple):
 
     #: ``done``: the holder was asked to stop, or the hold has ended. ``not-current``: no live hold has the token.
     #: ``still-closed``: it has ended, but stays closed; only ``now`` opens it.
-    outcome: Literal["done", "not-current", "still-closed"]
+    outcome: Literal["done", "not-current", "still-closed", "unknown"]
     #: The tokens of live holds, if the given one is not current.
     live: List[int]
 
@@ -86,10 +93,19 @@ class WatchEvent(NamedTuple):
     lock: Optional[LockInfo]
 
 
+def _converted(native: Dict[str, Any]) -> Dict[str, Any]:
+    since = native["since"]
+    return {
+        **native,
+        "meta": dict(native["meta"]),
+        "since": None if since is None else datetime.fromtimestamp(since, timezone.utc),
+    }
+
+
 def lock_info(native: Dict[str, Any]) -> LockInfo:
     """From what the native module returns."""
-    holds = [HoldInfo(**{**hold, "meta": dict(hold["meta"])}) for hold in native["holds"]]
-    waiters = [WaiterInfo(**{**waiter, "meta": dict(waiter["meta"])}) for waiter in native["waiters"]]
+    holds = [HoldInfo(**_converted(hold)) for hold in native["holds"]]
+    waiters = [WaiterInfo(**_converted(waiter)) for waiter in native["waiters"]]
     return LockInfo(**{**native, "holds": holds, "waiters": waiters})
 
 

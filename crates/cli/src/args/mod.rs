@@ -45,8 +45,8 @@ pub use service::{
 pub use tls::{TlsCommand, TlsInit, TlsIssue, TlsRenew, TlsShow};
 pub use torture::{HolderFault, Pause, TokenUse, Torture};
 
-/// The version; `cargo xtask dist` adds the commit. Other builds leave it out: they would be rebuilt after each
-/// commit.
+/// The version; `cargo xtask dist` adds the commit. Other builds leave it out: they would be rebuilt after
+/// each commit.
 const VERSION: &str = match option_env!("LOCKKEEPER_VERSION") {
     Some(version) => version,
     None => env!("CARGO_PKG_VERSION"),

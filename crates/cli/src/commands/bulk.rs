@@ -1,8 +1,8 @@
 //! `sessions end`, and `break` of many holds: a list of what would end, a confirmation, then one call for
 //! each.
 //!
-//! A call to the service ends one session or hold, which bounds its work. The selection is made from the lists
-//! when the command begins: sessions and holds that begin later are not affected.
+//! A call to the service ends one session or hold, which bounds its work. The selection is made from the
+//! lists when the command begins: sessions and holds that begin later are not affected.
 
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write, stderr, stdin};

@@ -90,6 +90,7 @@ export class Client {
 
   async open(label) {
     this.#session = (await this.call('POST', 'sessions', { ttl_ms: 600_000, label })).session;
+    return this.#session;
   }
 
   async acquire(name, more = {}) {

@@ -15,6 +15,7 @@ await members.getByText('leader', { exact: true }).waitFor();
 await members.getByText('this node', { exact: true }).waitFor();
 // The state of the other nodes comes through this one.
 await page.getByText(/used, .* free$/).nth(2).waitFor();
+await page.getByText('tolerates 1 failure').waitFor();
 await picture(page, 'console-nodes-wide');
 // So does the audit trail: that of the leader, which has done what was ordered at this node.
 await client.call('POST', 'set-limit', { name: 'orders/43', permits: 3 });

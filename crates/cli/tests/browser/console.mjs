@@ -81,11 +81,31 @@ await page.getByRole('heading', { name: '<img src=x onerror=alert(1)>', exact: f
 
 await page.goto(`${base}/#/sessions`);
 await page.getByText('waiter-1').first().waitFor();
+// A session is ended by its number: while its client is attached only if that is asked for.
+const dead = new Client(base);
+const session = await dead.open('dead-host');
+await dead.acquire('orders/77');
+await page.goto(`${base}/#/session/${session}`);
+await page.getByText('orders/77').waitFor();
+await page.getByRole('button', { name: 'End the session…' }).click();
+const ends = page.getByRole('button', { name: 'End the session', exact: true });
+await page.getByLabel('Reason', { exact: false }).fill('the host has died');
+await page.getByLabel(`Type the number ${session} to confirm`).fill(`${session}0`);
+assert.ok(await ends.isDisabled(), 'with another number');
+await page.getByLabel(`Type the number ${session} to confirm`).fill(`${session}`);
+await page.getByLabel('Even if its client is attached', { exact: false }).check();
+await picture(page, 'console-end-session-wide');
+await ends.click();
+await page.getByText('The session has ended', { exact: false }).waitFor();
+await page.getByText('Close', { exact: true }).click();
+await page.getByText('This session is not live', { exact: false }).waitFor();
+assert.equal((await worker.call('GET', 'locks/orders/77')).holds.length, 0);
 await page.goto(`${base}/#/nodes`);
 await page.getByText('node 1').first().waitFor();
 await page.getByText('leader').first().waitFor();
 await page.goto(`${base}/#/audit`);
 await page.getByText('it does not stop').waitFor();
+await page.getByText('the host has died').waitFor();
 await page.getByText('set-limit').waitFor();
 
 // Ten thousand locks: only those that are seen are in the document, and all can be reached.
