@@ -214,7 +214,6 @@ impl Release {
             manifest.lines().find_map(|line| line.strip_prefix("module ")).ok_or("go.mod names no module")?;
         let root = fresh(&out.join("go"))?;
         let (version, tree) = (format!("v{}", self.version), format!("{module}@v{}", self.version));
-        let sources = root.join(&tree);
         let mut files = Vec::new();
         for file in files_in(Path::new(SOURCES))? {
             let to = Path::new(&tree).join(file.strip_prefix(SOURCES).map_err(|error| error.to_string())?);
@@ -225,8 +224,6 @@ impl Release {
             )?;
             files.push(to);
         }
-        write(&sources.join("LICENSE"), read(Path::new("LICENSE-MIT"))?.as_bytes(), false)?;
-        files.push(Path::new(&tree).join("LICENSE"));
         let proxy = root.join("proxy");
         let at = proxy.join(module).join("@v");
         let info = format!("{{\"Version\":\"{version}\",\"Time\":\"{}\"}}", self.time("%Y-%m-%dT%H:%M:%SZ")?);

@@ -79,7 +79,8 @@ type Completion = Box<dyn FnOnce(Python<'_>) -> PyResult<()> + Send>;
 /// The calls of one event loop that have ended, until the loop has taken their results.
 ///
 /// Only the loop owns it, as the reader of its descriptor. When it is dropped, the loop's calls are
-/// cancelled: they reference the loop's tasks, which Python could not collect otherwise, nor the holds in them.
+/// cancelled: they reference the loop's tasks, which Python could not collect otherwise, nor the holds in
+/// them.
 #[pyclass(frozen, weakref)]
 pub(crate) struct Bridge(Owned<Arc<Completions>>);
 

@@ -168,7 +168,15 @@ pub(crate) fn describe() {
     for reason in ["too-slow", "protocol"] {
         counter!(STREAMS_REFUSED, "reason" => reason).increment(0);
     }
-    for what in ["streams-of-sessions", "calls-of-sessions", "watches", "table", "requests-per-second"] {
+    for what in [
+        "connections",
+        "streams-of-sessions",
+        "calls-of-sessions",
+        "relays",
+        "watches",
+        "table",
+        "requests-per-second",
+    ] {
         counter!(QUOTA_REFUSALS, "what" => what).increment(0);
     }
     streams(0);

@@ -191,8 +191,8 @@ fn run_node(mut options: ServerOptions, ready: OnReady<'_>) -> Result<(), ServeE
     let front = Front::new(inbox, about, tls, access, audit, traced, limits);
     let result = runtime.block_on(serve(node, front, backups, (listener, address), http, signals, ready));
     drop(entered);
-    // Connections that did not end in time are dropped here.
-    drop(runtime);
+    // Connections that did not end in time are dropped here. A backup on a disk that hangs is not waited for.
+    runtime.shutdown_background();
     let verdict = match &result {
         Err(why @ ServeError::WrongTable { .. }) => Some((Unusable::WrongTable, why)),
         Err(why @ ServeError::EntriesLost { .. }) => Some((Unusable::EntriesLost, why)),

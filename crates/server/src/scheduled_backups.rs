@@ -96,8 +96,9 @@ pub(crate) async fn keep_schedule(schedule: BackupSchedule, front: Arc<Front>) {
 /// Makes a backup if one is due; returns when to check again.
 async fn back_up_if_due(schedule: &BackupSchedule, front: &Arc<Front>) -> Result<Duration, BackupFailure> {
     let listed = schedule.clone();
-    let newest = blocking(move || Ok(listed.stored()?.pop().map(|(time, _)| time))).await?;
-    let left = newest.map_or(Duration::ZERO, |newest| schedule.left(newest, SystemTime::now()));
+    let now = SystemTime::now();
+    let newest = blocking(move || Ok(listed.until(now)?.pop().map(|(time, _)| time))).await?;
+    let left = newest.map_or(Duration::ZERO, |newest| schedule.left(newest, now));
     if let Some(newest) = newest {
         observe::last_backup(newest);
     }
@@ -105,7 +106,6 @@ async fn back_up_if_due(schedule: &BackupSchedule, front: &Arc<Front>) -> Result
         return Ok(left.min(CHECK_EVERY));
     }
     let (node, stopping) = (front.node(), front.stopping());
-    let now = SystemTime::now();
     let parts = front.own_backup().await.map_err(|status| match stopping.is_cancelled() {
         true => BackupFailure::Stopping,
         false => BackupFailure::Service(status.message().to_owned()),
@@ -115,7 +115,7 @@ async fn back_up_if_due(schedule: &BackupSchedule, front: &Arc<Front>) -> Result
     observe::backup_done(now);
     tracing::info!(bytes, "backup `{}` is written and read back", path.display());
     let pruned = schedule.clone();
-    blocking(move || pruned.prune()).await?;
+    blocking(move || pruned.prune(now)).await?;
     Ok(schedule.every.min(CHECK_EVERY))
 }
 
@@ -127,13 +127,20 @@ async fn blocking<T: Send + 'static>(
 }
 
 impl BackupSchedule {
-    /// The time until the next backup. A newest one of the future is of a clock that was set back: it says
-    /// nothing about when the next one is due.
+    /// The time until the next backup.
     fn left(&self, newest: SystemTime, now: SystemTime) -> Duration {
         now.duration_since(newest).map_or(Duration::ZERO, |age| self.every.saturating_sub(age))
     }
 
-    /// The backups in the directory, the oldest first.
+    /// The backups in the directory, the oldest first. Those of the future are of a clock that was wrong:
+    /// they say nothing about when the next one is due, and take no other's place.
+    fn until(&self, now: SystemTime) -> Result<Vec<(SystemTime, PathBuf)>, BackupFailure> {
+        let mut stored = self.stored()?;
+        stored.retain(|(time, _)| *time <= now);
+        Ok(stored)
+    }
+
+    /// All backups in the directory, the oldest first.
     fn stored(&self) -> Result<Vec<(SystemTime, PathBuf)>, BackupFailure> {
         let failed = io_failure("cannot list", &self.directory);
         let mut stored = Vec::new();
@@ -181,8 +188,8 @@ impl BackupSchedule {
     }
 
     /// Removes the oldest backups, but for [`BackupSchedule::keep`].
-    fn prune(&self) -> Result<(), BackupFailure> {
-        let mut stored = self.stored()?;
+    fn prune(&self, now: SystemTime) -> Result<(), BackupFailure> {
+        let mut stored = self.until(now)?;
         stored.truncate(stored.len().saturating_sub(self.keep));
         for (_, path) in stored {
             match fs::remove_file(&path) {
@@ -248,12 +255,15 @@ mod tests {
             directory: directory.path().to_owned(),
             keep: 2,
         };
-        for file in [&*name(at(1), 1), &name(at(2), 2), &name(at(3), 1), &name(at(4), 10), "locks"] {
+        for file in
+            [&*name(at(1), 1), &name(at(2), 2), &name(at(3), 1), &name(at(4), 10), &name(at(90), 1), "locks"]
+        {
             fs::write(directory.path().join(file), "").unwrap();
         }
-        schedule.prune().unwrap();
+        schedule.prune(at(5)).unwrap();
         let kept: Vec<_> = schedule.stored().unwrap().into_iter().map(|(time, _)| time).collect();
-        assert_eq!(kept, [at(3), at(4)]);
+        assert_eq!(kept, [at(3), at(4), at(90)], "that of a wrong clock takes no place");
+        assert_eq!(schedule.until(at(5)).unwrap().pop().unwrap().0, at(4));
         assert!(directory.path().join("locks").exists());
     }
 
@@ -262,6 +272,5 @@ mod tests {
         let schedule = BackupSchedule { every: Duration::from_secs(60), directory: PathBuf::new(), keep: 1 };
         assert_eq!(schedule.left(at(0), at(20)), Duration::from_secs(40));
         assert_eq!(schedule.left(at(0), at(90)), Duration::ZERO);
-        assert_eq!(schedule.left(at(90), at(0)), Duration::ZERO, "the clock was set back");
     }
 }

@@ -79,10 +79,17 @@ pub(super) async fn end_sessions(args: SessionsEnd) -> Result<u8, Failure> {
     confirm(sessions.len(), "session(s)", &consequence, args.yes)?;
     let reason = args.reason.unwrap_or_default();
     let by = args.by.unwrap_or_else(operator);
-    let mut ended = Vec::new();
+    let (mut ended, mut failure) = (Vec::new(), None);
     for session in &sessions {
         let (session, reason, by) = (session.id, reason.clone(), by.clone());
-        let result = locks.end_session(EndSessionOrder { session, reason, by, now: args.now }).await?;
+        let result = match locks.end_session(EndSessionOrder { session, reason, by, now: args.now }).await {
+            Ok(result) => result,
+            // What has ended is told first.
+            Err(error) => {
+                failure = Some(error);
+                break;
+            }
+        };
         if result == EndedSession::Attached && !args.json {
             output::say(format_args!("session {session}: {result}"));
         }
@@ -101,7 +108,10 @@ pub(super) async fn end_sessions(args: SessionsEnd) -> Result<u8, Failure> {
             count(EndedSession::Gone)
         ))?;
     }
-    Ok(if left == 0 { OK } else { NO })
+    match failure {
+        Some(error) => Err(error.into()),
+        None => Ok(if left == 0 { OK } else { NO }),
+    }
 }
 
 fn nothing(json: bool, why: &str) -> Result<u8, Failure> {
@@ -207,10 +217,17 @@ pub(super) async fn break_holds(args: Break) -> Result<u8, Failure> {
     confirm(holds.len(), "hold(s)", consequence, args.yes)?;
     let by = args.by.unwrap_or_else(operator);
     let reason = args.reason.unwrap_or_default();
-    let mut results = Vec::new();
+    let (mut results, mut failure) = (Vec::new(), None);
     for hold in &holds {
         let (name, token, reason, by) = (hold.name.clone(), hold.token, reason.clone(), by.clone());
-        results.push(locks.break_hold(BreakOrder { name, token, reason, by, now: args.now }).await?);
+        match locks.break_hold(BreakOrder { name, token, reason, by, now: args.now }).await {
+            Ok(result) => results.push(result),
+            // What was broken is told first.
+            Err(error) => {
+                failure = Some(error);
+                break;
+            }
+        }
     }
     let done = results.iter().filter(|broken| **broken == Broken::Done).count();
     if args.json {
@@ -222,7 +239,10 @@ pub(super) async fn break_holds(args: Break) -> Result<u8, Failure> {
         let more = if has_more { "; more holds are left: repeat the command" } else { "" };
         output::line(format!("{done} {how}, {over} over already{more}"))?;
     }
-    Ok(if has_more { NO } else { OK })
+    match failure {
+        Some(error) => Err(error.into()),
+        None => Ok(if has_more { NO } else { OK }),
+    }
 }
 
 fn list_holds(holds: &[Selected], json: bool) -> Result<u8, Failure> {

@@ -45,7 +45,7 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let info = KnownBackend::of(url.split_once(':').map_or(&*url, |(scheme, _)| scheme))
         .and_then(|known| known.info);
 
-    let probed = probe(&locks, can.ttl).await;
+    let probed = probe(&locks, can.ttl, can.backend == "lockkeeper").await;
     // If the session were not closed, it would exist until its ttl has elapsed.
     let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
 
@@ -172,14 +172,15 @@ impl Probed {
     }
 }
 
-/// Acquires and releases a lock.
-async fn probe(locks: &Locks, has_ttl: bool) -> Probed {
+/// Acquires and releases a lock. `can_be_read_only`: a client of this lock service may have the permission to
+/// read and not to acquire.
+async fn probe(locks: &Locks, has_ttl: bool, can_be_read_only: bool) -> Probed {
     let lock = locks.mutex(PROBE).wait(Wait::For(Duration::from_secs(5)));
     let lock = if has_ttl { lock.ttl(PROBE_TTL) } else { lock };
     let began = Instant::now();
     let guard = match lock.acquire().await {
         Ok(guard) => guard,
-        Err(AcquireError::Backend(error)) if error.kind == BackendErrorKind::Denied => {
+        Err(AcquireError::Backend(error)) if can_be_read_only && error.kind == BackendErrorKind::Denied => {
             return Probed::NotTried(error.to_string());
         }
         Err(error) => return Probed::Failed(error.into()),

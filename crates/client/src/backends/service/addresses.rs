@@ -153,6 +153,8 @@ impl Addresses {
             if self.last.as_ref() == Some(&self.all[self.next]) {
                 self.next = (self.next + 1) % self.of_url.max(1);
             }
+            // The only address of the URL is tried again, although its stream has just ended.
+            self.last = None;
         }
     }
 
@@ -161,6 +163,10 @@ impl Addresses {
     pub(super) fn unreached(&mut self) {
         if self.is_hinted {
             self.unreached.clone_from(&self.last);
+            // Learnt addresses are most likely of the same unreachable network.
+            if self.next >= self.of_url {
+                self.next = 0;
+            }
         }
     }
 
@@ -246,6 +252,26 @@ mod tests {
         assert_eq!(nodes.take().to_string(), "[::1]:5625");
         nodes.leader_is(Some("no address"), 0);
         assert_eq!(nodes.take().to_string(), "a:5625");
+    }
+
+    /// Behind a port-forward: no address of a node can be reached, and the only one of the URL relays.
+    #[test]
+    fn ended_relay_is_asked_again_before_nodes_out_of_reach() {
+        let mut nodes = addresses("lockkeeper://a", 0);
+        assert_eq!(nodes.take().to_string(), "a:5625");
+        nodes.learn(["n1:1", "n2:1"]);
+        nodes.leader_is(Some("n1:1"), 1);
+        assert_eq!(nodes.take().to_string(), "n1:1");
+        nodes.unreached();
+        assert_eq!(nodes.take().to_string(), "a:5625", "to relay");
+        nodes.worked();
+        nodes.failed();
+        assert_eq!(nodes.take().to_string(), "a:5625", "the stream has ended");
+        nodes.leader_is(Some("n1:1"), 2);
+        assert_eq!(nodes.take().to_string(), "n1:1");
+        nodes.unreached();
+        assert_eq!(nodes.take().to_string(), "a:5625", "to relay again");
+        assert_eq!(nodes.relay_to().map(ToString::to_string).as_deref(), Some("n1:1"));
     }
 
     #[test]
