@@ -145,7 +145,8 @@ class Threads(Driver):
     def __init__(self) -> None:
         super().__init__()
         self.holds: dict[str, Any] = {}
-        self.waiting: dict[int, int] = {}
+        #: The threads of acquires, by the id of the command; `None` before the thread has begun.
+        self.waiting: dict[int, Optional[int]] = {}
         self.turn = threading.Lock()
 
     def run(self) -> None:
@@ -156,6 +157,10 @@ class Threads(Driver):
                 check_fields(command)
                 if command["do"] == "die":
                     os._exit(9)
+                if command["do"] in ("acquire", "lead"):
+                    # Here, in the order of the commands: a cancel must find it.
+                    with self.turn:
+                        self.waiting[command["id"]] = None
                 threading.Thread(target=self.serve, args=(command,), daemon=True).start()
             except (AttributeError, KeyError, ValueError, Wrong) as error:
                 answer(command if isinstance(command, dict) else {}, error=error)
@@ -173,10 +178,12 @@ class Threads(Driver):
         self.connected(lockkeeper.connect(command["url"], label=command.get("label")), command)
 
     def acquire(self, command: Command) -> dict[str, Any]:
-        acquire = self.wanted(command)
-        with self.turn:
-            self.waiting[command["id"]] = threading.get_ident()
         try:
+            acquire = self.wanted(command)
+            with self.turn:
+                if command["id"] not in self.waiting:
+                    raise Cancelled
+                self.waiting[command["id"]] = threading.get_ident()
             guard = acquire()
         finally:
             with self.turn:

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 
 use super::ServiceArgs;
-use super::values::reason;
+use super::values::{not_blank, reason};
 use crate::settings::duration;
 
 /// `serve`.
@@ -255,10 +255,10 @@ pub struct SessionsEnd {
     #[arg(value_name = "ID", conflicts_with_all = ["label", "identity"])]
     pub ids: Vec<u64>,
     /// All sessions whose owner, as `sessions` prints it, has these words: a host, `pid 71`
-    #[arg(long, value_name = "WORDS")]
+    #[arg(long, value_name = "WORDS", value_parser = not_blank)]
     pub label: Option<String>,
     /// All sessions of this identity, as the service has authenticated it
-    #[arg(long)]
+    #[arg(long, value_parser = not_blank)]
     pub identity: Option<String>,
     /// The reason, for the audit log
     #[arg(long, value_parser = reason, required_unless_present = "dry_run")]

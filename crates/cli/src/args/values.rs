@@ -68,6 +68,15 @@ pub(super) fn reason(typed: &str) -> Result<String, &'static str> {
     if typed.trim().is_empty() { Err("others read it: say why") } else { Ok(typed.to_owned()) }
 }
 
+/// What selects sessions: a blank one would select those without.
+pub(super) fn not_blank(typed: &str) -> Result<String, &'static str> {
+    if typed.trim().is_empty() {
+        Err("it is empty, and would mean all that have none")
+    } else {
+        Ok(typed.to_owned())
+    }
+}
+
 /// The address of a collector of traces, with its port.
 #[cfg(feature = "otlp")]
 pub(super) fn collector(typed: &str) -> Result<String, &'static str> {

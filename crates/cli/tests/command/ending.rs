@@ -7,7 +7,7 @@ use lockkeeper_cli::exit::{NO, OK, USAGE};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::support::{TestDir, wait_until};
+use crate::support::{CommandExt, TestDir, wait_until};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const LOCKS: usize = 250;
@@ -32,6 +32,11 @@ fn client_with_250_locks_and_a_long_ttl_is_ended_by_one_command() {
     let unconfirmed = test.ran("sessions end --label web1 --reason dead");
     assert_eq!(unconfirmed.code, i32::from(USAGE));
     assert!(unconfirmed.err.contains("add --yes"), "{unconfirmed:?}");
+    for option in ["--label", "--identity"] {
+        let blank =
+            test.lockkeeper(["sessions", "end", option, "", "--reason", "dead", "--yes", "--now"]).ended();
+        assert_eq!(blank.code, i32::from(USAGE), "a variable of a script that is not set: {blank:?}");
+    }
     let nobody = test.ran("sessions end --label web --reason dead --yes");
     assert_eq!(nobody.code, i32::from(NO), "a part of a word selects nothing: {nobody:?}");
 

@@ -52,7 +52,7 @@ use work::{Freed, Unpassed};
 
 /// The replicated state: all locks, all sessions and the token counter.
 ///
-/// The table has neither a clock nor the leader's identity. Its driver runs the timers and proposes commands
+/// The table reads no clock, and does not know the leader. Its driver runs the timers and proposes commands
 /// such as [`Command::ExpireSession`].
 pub struct Table {
     rules: u32,

@@ -88,7 +88,7 @@ impl Expiry {
     pub(super) fn step_down(&mut self) {
         // The numbers keep rising, so that a late confirmation or drain can't be taken for that of a later
         // check.
-        *self = Self { last: self.last, ..Self::default() };
+        *self = Self { last: self.last, reported: self.reported, ..Self::default() };
     }
 }
 
