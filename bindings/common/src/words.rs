@@ -11,7 +11,7 @@ pub fn token_status(token: Token, status: TokenStatus) -> (&'static str, Vec<Tok
     }
 }
 
-/// What came of a break, and the tokens of the live holds.
+/// The result of a break, and the tokens of the live holds.
 pub fn broken(broken: Broken) -> (&'static str, Vec<Token>) {
     match broken {
         Broken::Done => ("done", Vec::new()),

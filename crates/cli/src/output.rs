@@ -152,7 +152,7 @@ pub fn state_text(state: &HolderState) -> Option<String> {
     }
 }
 
-/// Whether the text contains these words, and not as a part of longer ones, whose letters `is_part` tells.
+/// Whether the text contains `words` as whole words. `is_part`: whether a character is a part of a word.
 pub(crate) fn contains_words(text: &str, words: &str, is_part: impl Fn(char) -> bool) -> bool {
     let ends_at = |at: usize| {
         !text[..at].chars().next_back().is_some_and(&is_part)

@@ -1,11 +1,10 @@
 // @ts-check
-// The order to end a session whose client is not this page. It asks for the session's number to be typed.
+// The order to end a session whose client is not this page.
 
-import { asProblem, isAbort, post } from './api.js';
-import { el, fill, foreign, setText } from './dom.js';
-import { field, openDialog } from './dialog.js';
+import { post } from './api.js';
+import { el, foreign } from './dom.js';
 import { count } from './format.js';
-import { problemBox } from './problem-box.js';
+import { choice, openOrder } from './order-dialog.js';
 
 /**
  * @param {import('./view-sessions.js').Session} found
@@ -13,66 +12,28 @@ import { problemBox } from './problem-box.js';
  * @param {() => void} done called after an answer
  */
 export function openEndSession(found, signal, done) {
-  const { session } = found;
-  const answer = el('div', { 'aria-live': 'polite' });
-  const reason = el('input', { type: 'text', required: true, autocomplete: 'off', maxlength: 256 });
+  const { session, label, requests } = found;
   const now = el('input', { type: 'checkbox' });
-  const typed = el('input', { type: 'text', inputmode: 'numeric', autocomplete: 'off', spellcheck: 'false', class: 'num' });
-  const order = el('button', { class: 'danger filled', disabled: true }, 'End the session');
-  let isSending = false;
-
-  const check = () => {
-    order.disabled = isSending || typed.value.trim() !== String(session) || reason.value.trim() === '';
-    typed.setAttribute('aria-invalid', String(typed.value !== '' && !String(session).startsWith(typed.value.trim())));
-  };
-
-  openDialog('End a session', signal, (close) => {
-    const form = el('form', { method: 'dialog', oninput: check });
-    const cancel = el('button', { type: 'button', onclick: close }, 'Cancel');
-    const setSending = (/** @type {boolean} */ is) => {
-      isSending = is;
-      form.closest('dialog')?.classList.toggle('sending', is);
-      check();
-    };
-    form.addEventListener('submit', async (/** @type {Event} */ event) => {
-      event.preventDefault();
-      if (order.disabled) return;
-      setSending(true);
-      fill(answer, el('p', { class: 'dim' }, 'Sending the order…'));
-      try {
-        const { result } = await post('v1/end-session', { session, reason: reason.value.trim(), now: now.checked }, signal);
-        const isOver = result === 'done' || result === 'gone';
-        fill(answer, resultBox(String(result)));
-        form.classList.toggle('over', isOver);
-        if (isOver) {
-          setText(cancel, 'Close');
-          cancel.focus();
-        }
-      } catch (error) {
-        if (isAbort(error)) return;
-        const problem = asProblem(error);
-        const isRefused = problem.status >= 400 && problem.status < 500;
-        // May be repeated: numbers of sessions are never given again.
-        const hint = isRefused ? '' : 'Whether the order has had its effect is unknown. It may be sent again: it concerns this session only.';
-        fill(answer, problemBox(isRefused ? 'The session was not ended' : 'There was no answer to the order', problem, { hint }));
-      }
-      done();
-      setSending(false);
-    });
-    form.append(
-      el('div', { class: 'inputs' },
-        el('dl', { class: 'short' }, el('dt', {}, 'Session'), el('dd', { class: 'num' }, String(session)), el('dt', {}, 'Label'), el('dd', {}, found.label === '' ? 'none' : foreign(found.label, 'wrap')), el('dt', {}, 'Requests'), el('dd', { class: 'num' }, count(found.requests))),
+  openOrder(
+    {
+      heading: 'End a session',
+      verb: () => 'End the session',
+      number: session,
+      numberName: 'number',
+      before: [
+        el('dl', { class: 'short' }, el('dt', {}, 'Session'), el('dd', { class: 'num' }, String(session)), el('dt', {}, 'Label'), el('dd', {}, label === '' ? 'none' : foreign(label, 'wrap')), el('dt', {}, 'Requests'), el('dd', { class: 'num' }, count(requests))),
         el('p', {}, 'All its locks are released at once, and all its waiting requests leave their queues, as if its ttl were over. Whoever works under these locks is not stopped: only fencing tokens protect what they write.'),
-        el('label', { class: 'choice' }, now, el('span', {}, el('strong', {}, 'Even if its client is attached'), el('span', { class: 'hint' }, 'Else the session is only ended if its client is gone.'))),
-        field('Reason', reason, 'The audit trail gets it.'),
-        field(`Type the number ${session} to confirm`, typed),
-      ),
-      answer,
-      el('div', { class: 'actions' }, order, cancel),
-    );
-    return [form];
-  });
-  reason.focus();
+        choice(now, 'Even if its client is attached', 'Else the session is only ended if its client is gone.'),
+      ],
+      reasonHelp: 'The audit trail gets it.',
+      send: (reason) => post('v1/end-session', { session, reason, now: now.checked }, signal),
+      show: ({ result }) => ({ box: resultBox(String(result)), isOver: result === 'done' || result === 'gone' }),
+      refused: 'The session was not ended',
+      concerns: 'this session',
+    },
+    signal,
+    done,
+  );
 }
 
 /** @param {string} result */

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use lockkeeper_core::WallTime;
 use lockkeeper_replica::{Activity, Load, wait_of};
 use lockkeeper_wire::v1::DiskState;
-use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{Histogram, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
 use crate::disk_space::DiskReading;
 use crate::process::{self, ProcessUsage};
@@ -295,20 +295,20 @@ pub(crate) fn load(load: &Load, before: &Activity) {
         gauge!(name).set(since.and_then(|since| since.until(now)).unwrap_or_default().as_secs_f64());
     }
     let waits = histogram!(WAITS);
-    for (part, (now, before)) in load.activity.waits.iter().zip(before.waits).enumerate() {
-        waits.record_many(
-            wait_of(part).as_secs_f64(),
-            usize::try_from(now.saturating_sub(before)).unwrap_or(usize::MAX),
-        );
-    }
+    record_new(&waits, &load.activity.waits, &before.waits, |part| wait_of(part).as_secs_f64());
     counter!(GRANTS).absolute(load.activity.grants);
     counter!(EXPIRED).absolute(load.activity.expired);
     counter!(TIMED_OUT).absolute(load.activity.timed_out);
     counter!(BREAKS).absolute(load.activity.breaks);
     let slack = histogram!(RENEW_SLACK);
-    for (part, (now, before)) in load.activity.slack.iter().zip(before.slack).enumerate() {
-        let middle = (part as f64 + 0.5) / load.activity.slack.len() as f64;
-        slack.record_many(middle, usize::try_from(now.saturating_sub(before)).unwrap_or(usize::MAX));
+    let parts = load.activity.slack.len() as f64;
+    record_new(&slack, &load.activity.slack, &before.slack, |part| (part as f64 + 0.5) / parts);
+}
+
+/// Records what was counted since `before`, each part with its middle value.
+fn record_new(to: &Histogram, now: &[u64], before: &[u64], middle: impl Fn(usize) -> f64) {
+    for (part, (now, before)) in now.iter().zip(before).enumerate() {
+        to.record_many(middle(part), usize::try_from(now.saturating_sub(*before)).unwrap_or(usize::MAX));
     }
 }
 

@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write, stderr, stdin};
 
 use lockkeeper::{
-    BreakOrder, Broken, EndSessionOrder, EndedSession, HolderInfo, HolderState, LockInfo, LockName, Locks,
-    SessionInfo, Token,
+    BackendError, BreakOrder, Broken, EndSessionOrder, EndedSession, HolderInfo, HolderState, LockInfo,
+    LockName, Locks, SessionInfo, Token,
 };
 use lockkeeper_http::view::{BreakView, EndedSessionView};
 use serde::Serialize;
@@ -79,22 +79,19 @@ pub(super) async fn end_sessions(args: SessionsEnd) -> Result<u8, Failure> {
     confirm(sessions.len(), "session(s)", &consequence, args.yes)?;
     let reason = args.reason.unwrap_or_default();
     let by = args.by.unwrap_or_else(operator);
-    let (mut ended, mut failure) = (Vec::new(), None);
-    for session in &sessions {
-        let (session, reason, by) = (session.id, reason.clone(), by.clone());
-        let result = match locks.end_session(EndSessionOrder { session, reason, by, now: args.now }).await {
-            Ok(result) => result,
-            // What has ended is told first.
-            Err(error) => {
-                failure = Some(error);
-                break;
+    let mut ended = Vec::new();
+    let ending: Result<(), BackendError> = async {
+        for session in &sessions {
+            let (session, reason, by) = (session.id, reason.clone(), by.clone());
+            let result = locks.end_session(EndSessionOrder { session, reason, by, now: args.now }).await?;
+            if result == EndedSession::Attached && !args.json {
+                output::say(format_args!("session {session}: {result}"));
             }
-        };
-        if result == EndedSession::Attached && !args.json {
-            output::say(format_args!("session {session}: {result}"));
+            ended.push((session, result));
         }
-        ended.push((session, result));
+        Ok(())
     }
+    .await;
     let count = |wanted| ended.iter().filter(|(_, result)| *result == wanted).count();
     let left = count(EndedSession::Attached);
     if args.json {
@@ -108,10 +105,9 @@ pub(super) async fn end_sessions(args: SessionsEnd) -> Result<u8, Failure> {
             count(EndedSession::Gone)
         ))?;
     }
-    match failure {
-        Some(error) => Err(error.into()),
-        None => Ok(if left == 0 { OK } else { NO }),
-    }
+    // An error comes after the report of the sessions that have ended.
+    ending?;
+    Ok(if left == 0 { OK } else { NO })
 }
 
 fn nothing(json: bool, why: &str) -> Result<u8, Failure> {
@@ -217,18 +213,15 @@ pub(super) async fn break_holds(args: Break) -> Result<u8, Failure> {
     confirm(holds.len(), "hold(s)", consequence, args.yes)?;
     let by = args.by.unwrap_or_else(operator);
     let reason = args.reason.unwrap_or_default();
-    let (mut results, mut failure) = (Vec::new(), None);
-    for hold in &holds {
-        let (name, token, reason, by) = (hold.name.clone(), hold.token, reason.clone(), by.clone());
-        match locks.break_hold(BreakOrder { name, token, reason, by, now: args.now }).await {
-            Ok(result) => results.push(result),
-            // What was broken is told first.
-            Err(error) => {
-                failure = Some(error);
-                break;
-            }
+    let mut results = Vec::new();
+    let breaking: Result<(), BackendError> = async {
+        for hold in &holds {
+            let (name, token, reason, by) = (hold.name.clone(), hold.token, reason.clone(), by.clone());
+            results.push(locks.break_hold(BreakOrder { name, token, reason, by, now: args.now }).await?);
         }
+        Ok(())
     }
+    .await;
     let done = results.iter().filter(|broken| **broken == Broken::Done).count();
     if args.json {
         let views = holds.iter().zip(&results).map(|(hold, broken)| hold.view(Some(broken)));
@@ -239,10 +232,9 @@ pub(super) async fn break_holds(args: Break) -> Result<u8, Failure> {
         let more = if has_more { "; more holds are left: repeat the command" } else { "" };
         output::line(format!("{done} {how}, {over} over already{more}"))?;
     }
-    match failure {
-        Some(error) => Err(error.into()),
-        None => Ok(if has_more { NO } else { OK }),
-    }
+    // An error comes after the report of the broken holds.
+    breaking?;
+    Ok(if has_more { NO } else { OK })
 }
 
 fn list_holds(holds: &[Selected], json: bool) -> Result<u8, Failure> {

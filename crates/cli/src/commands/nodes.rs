@@ -44,8 +44,8 @@ fn missing(nodes: &[NodeReport]) -> Vec<(u64, &str)> {
     missing.map(|member| (member.node, member.client_address.as_str())).collect()
 }
 
-/// The status of each node. For an election time-out, a leader still counts a follower that has just died:
-/// asks again for some seconds while nobody but the leader has heard of a member.
+/// The status of each node. A leader counts a dead follower until an election time-out is over. So this
+/// repeats the calls, for up to [`LOST_WITHIN`], while a member answers the leader and nobody else.
 ///
 /// # Errors
 /// No node answers.

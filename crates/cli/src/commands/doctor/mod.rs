@@ -45,7 +45,7 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let info = KnownBackend::of(url.split_once(':').map_or(&*url, |(scheme, _)| scheme))
         .and_then(|known| known.info);
 
-    let probed = probe(&locks, can.ttl, can.backend == "lockkeeper").await;
+    let probed = probe(&locks).await;
     // If the session were not closed, it would exist until its ttl has elapsed.
     let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
 
@@ -172,11 +172,13 @@ impl Probed {
     }
 }
 
-/// Acquires and releases a lock. `can_be_read_only`: a client of this lock service may have the permission to
-/// read and not to acquire.
-async fn probe(locks: &Locks, has_ttl: bool, can_be_read_only: bool) -> Probed {
+/// Acquires and releases a lock.
+async fn probe(locks: &Locks) -> Probed {
+    let can = locks.capabilities();
+    // Only our own service has a permission to read without one to acquire.
+    let can_be_read_only = can.backend == "lockkeeper";
     let lock = locks.mutex(PROBE).wait(Wait::For(Duration::from_secs(5)));
-    let lock = if has_ttl { lock.ttl(PROBE_TTL) } else { lock };
+    let lock = if can.ttl { lock.ttl(PROBE_TTL) } else { lock };
     let began = Instant::now();
     let guard = match lock.acquire().await {
         Ok(guard) => guard,
