@@ -90,7 +90,7 @@ export function holdTable(onBreak) {
 export function queueTable() {
   const columns = ['Place', 'Client', 'Mode', 'Waiting for', 'Purpose'];
   return keyedTable('Queue', columns, (/** @type {any} */ waiter) => waiter.key, (waiter, row) => {
-    const { since, ...rest } = waiter;
+    const { since, queuedAt, ...rest } = waiter;
     fillRow(row, columns, rest, () => [
       el('span', { class: 'num' }, count(waiter.place)),
       holderOf(waiter),
@@ -98,7 +98,7 @@ export function queueTable() {
       ageCell(),
       waiter.meta === '' ? '' : foreign(waiter.meta, 'wrap'),
     ]);
-    showAge(row, since);
+    showAge(row, since, queuedAt);
   });
 }
 
@@ -144,18 +144,19 @@ function ageCell() {
 
 /**
  * @param {HTMLElement} row
- * @param {number} since in milliseconds since 1970; NaN: unknown
+ * @param {number} since in milliseconds since 1970 by this browser's clock, for the age; NaN: unknown
+ * @param {number} start the same by the service's clock, to be shown
  */
-function showAge(row, since) {
-  const [time, start] = [row.querySelector('[data-time]'), row.querySelector('[data-since]')];
+function showAge(row, since, start) {
+  const [time, wall] = [row.querySelector('[data-time]'), row.querySelector('[data-since]')];
   const age = Date.now() - since;
   if (time instanceof HTMLElement) {
     setText(time, Number.isNaN(age) ? 'unknown' : duration(age));
     time.title = Number.isNaN(age) ? '' : exactly(age);
   }
-  if (start instanceof HTMLElement) {
-    setText(start, Number.isNaN(age) ? '' : `since ${dateTime(since)}`);
-    start.title = utc(since);
+  if (wall instanceof HTMLElement) {
+    setText(wall, Number.isNaN(start) ? '' : `since ${dateTime(start)}`);
+    wall.title = utc(start);
   }
 }
 
@@ -166,7 +167,7 @@ function showAge(row, since) {
  * @param {FullHold} hold
  */
 function tick(row, hold) {
-  showAge(row, hold.since);
+  showAge(row, hold.since, hold.grantedAt);
   const left = row.querySelector('[data-left]');
   if (left !== null) setText(left, `${duration(hold.closedUntil - Date.now())} left`);
 }

@@ -11,7 +11,8 @@
  * @property {boolean} subtree
  * @property {'held' | 'revoked' | 'closed'} state
  * @property {number | undefined} slot
- * @property {number} since when it was granted, in milliseconds since 1970; NaN: unknown
+ * @property {number} since when it was granted, in milliseconds since 1970 by this browser's clock; NaN: unknown
+ * @property {number} grantedAt the same by the service's clock
  * @property {number} closedUntil of a closed hold, in milliseconds since 1970; else 0
  * @property {string} meta
  * @property {string} breakBy
@@ -71,6 +72,7 @@ export function holdOf(json, now) {
     state: json.state === 'revoked' || json.state === 'closed' ? json.state : 'held',
     slot: typeof json.slot === 'number' ? json.slot : undefined,
     since: typeof json.held_for_ms === 'number' ? now - json.held_for_ms : NaN,
+    grantedAt: Date.parse(json.since),
     closedUntil: typeof json.closed_for_ms === 'number' ? now + json.closed_for_ms : 0,
     meta: String(json.meta ?? '').slice(0, META_KEPT),
     breakBy: String(json.break_by ?? ''),

@@ -136,7 +136,7 @@ export function createLockRow(tree) {
     setText(token, hold === undefined ? '' : String(hold.token));
     const held = hold === undefined || hold.state === 'closed' ? NaN : Date.now() - hold.since;
     setText(since, Number.isNaN(held) ? '' : duration(held));
-    since.title = hold === undefined || Number.isNaN(held) ? '' : `since ${dateTime(hold.since)}\n${exactly(held)}`;
+    since.title = hold === undefined || Number.isNaN(held) ? '' : `since ${dateTime(hold.grantedAt)}\n${exactly(held)}`;
     const waits = isFree ? 0 : (lock?.waiterCount ?? 0);
     setText(queue, waits === 0 ? '' : count(waits));
   }

@@ -154,6 +154,7 @@ export function mountLock(route, root, signal) {
       subtree: waiter.subtree,
       meta: waiter.meta ?? waiter.meta_base64 ?? '',
       since: typeof waiter.waiting_for_ms === 'number' ? Date.now() - waiter.waiting_for_ms : NaN,
+      queuedAt: Date.parse(waiter.since),
     }));
     queue.show(waiters);
     queue.element.hidden = waiters.length === 0;

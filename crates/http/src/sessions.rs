@@ -1,6 +1,6 @@
 //! Sessions, and their requests: each is one call of the service, which may be repeated.
 
-use crate::view::{EndedSessionView, Mode, SessionView, content};
+use crate::view::{EndSessionResult, EndedSessionView, Mode, SessionView, content};
 use axum::Json;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -489,5 +489,6 @@ pub(crate) async fn end<O: Origin>(
 ) -> Result<Json<EndedSessionView>, Problem> {
     let EndSessionBody { session, reason, by, now } = asked;
     let ended = calls.end_session(v1::EndSessionRequest { session, reason, by, now }).await?.into_inner();
-    Ok(Json(EndedSessionView { session, result: ended.result().into() }))
+    let result = EndSessionResult::of(ended.result()).ok_or_else(unexpected)?;
+    Ok(Json(EndedSessionView { session, result }))
 }

@@ -66,6 +66,14 @@ pub(crate) struct Lease {
     pub(crate) ending: bool,
 }
 
+impl Lease {
+    /// Whether the session's client has a stream open or makes calls instead, or may do so: this leader has
+    /// found the session when it took over, and the client has still time to attach to it.
+    pub(crate) fn may_be_attached(&self, now: Duration) -> bool {
+        self.attached != Attached::Nowhere || (self.attach == 0 && now < self.floor)
+    }
+}
+
 /// Maximum number of wait limits removed at once when a session ends; the rest is removed over later turns.
 const WAITS_PER_END: usize = 1024;
 

@@ -6,11 +6,20 @@ use lockkeeper_core::{Command, IfBusy, Seq};
 
 /// What a command's answer, timers and counts depend on.
 pub(crate) enum CommandSummary {
-    Acquire { at_most: Option<Duration> },
-    Finish { target: Seq },
-    Open { ttl: Duration, linger: Duration },
+    Acquire {
+        at_most: Option<Duration>,
+    },
+    Finish {
+        target: Seq,
+    },
+    Open {
+        ttl: Duration,
+        linger: Duration,
+    },
     Close,
     Expire,
+    /// An operator ends a session.
+    EndOrder,
     SetLimit,
     Break,
     Other,

@@ -311,7 +311,10 @@ impl<D: Disk> NodeThread<D> {
                     *spare = Spare::Wanted;
                 }
                 DiskTaskResult::NoSpare(is_full) => {
-                    self.replica.handle(Event::DiskFull(is_full));
+                    // After another error it is unknown whether there is room.
+                    if is_full {
+                        self.replica.handle(Event::DiskFull(true));
+                    }
                     *spare = Spare::Not(Instant::now() + SPARE_PAUSE);
                 }
                 DiskTaskResult::Full(source) => {

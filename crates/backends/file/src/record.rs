@@ -29,6 +29,10 @@ use super::{names, reactor};
 /// user lacks it and stays.
 const OURS: u32 = 0o1000;
 
+/// The version of the table's rules in new records (V1). It stays the oldest one that has all that records
+/// need, so that processes of an older version of this library can share them.
+const RECORD_RULES: u32 = 1;
+
 /// A record, locked by its flock.
 pub(super) struct Record {
     store: Arc<FileStore>,
@@ -60,7 +64,9 @@ impl Record {
         let file = file.ok_or(OsError::Gone)?;
         let (current, found) = load(store, &stem, &file)?;
         let state = match found {
-            None => RecordState { table: Table::new(0).snapshot(), notes: BTreeMap::new() },
+            None => {
+                RecordState { table: Table::with_rules(0, RECORD_RULES).snapshot(), notes: BTreeMap::new() }
+            }
             Some((found, state)) if found == *name => state,
             Some((found, _)) => {
                 return Err(OsError::operator(format!(

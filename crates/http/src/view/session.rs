@@ -24,7 +24,8 @@ pub struct SessionView {
     pub linger_ms: u64,
     /// The number of its holds and waiting requests.
     pub requests: u64,
-    /// Whether its client has a stream open, or makes calls instead.
+    /// Whether its client has a stream open, or makes calls instead; also true after a change of leader, until
+    /// the client was heard or its ttl is over.
     pub attached: bool,
 }
 
@@ -68,12 +69,14 @@ pub enum EndSessionResult {
     Attached,
 }
 
-impl From<v1::EndSessionResult> for EndSessionResult {
-    fn from(result: v1::EndSessionResult) -> Self {
+impl EndSessionResult {
+    /// `None`: a result that this version does not know.
+    pub(crate) fn of(result: v1::EndSessionResult) -> Option<Self> {
         match result {
-            v1::EndSessionResult::Done => Self::Done,
-            v1::EndSessionResult::Gone | v1::EndSessionResult::Unspecified => Self::Gone,
-            v1::EndSessionResult::Attached => Self::Attached,
+            v1::EndSessionResult::Done => Some(Self::Done),
+            v1::EndSessionResult::Gone => Some(Self::Gone),
+            v1::EndSessionResult::Attached => Some(Self::Attached),
+            v1::EndSessionResult::Unspecified => None,
         }
     }
 }

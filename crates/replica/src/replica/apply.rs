@@ -168,7 +168,11 @@ impl Replica {
         {
             open.label = Box::default();
         }
-        let summary = CommandSummary::of(&command);
+        let summary = match origin {
+            Origin::EndOrder { .. } => CommandSummary::EndOrder,
+            _ => CommandSummary::of(&command),
+        };
+        let expiring = self.to_be_named(&command, &origin);
         if command == Command::Resume {
             self.is_resuming = false;
         }
@@ -185,9 +189,10 @@ impl Replica {
         // A follower sends no results, and a new leader reads its timers from the table at its zero point.
         if self.lead.is_ready() {
             self.activity.applied(&summary, &reply, &effects, self.table.granted_after());
+            expiring.into_iter().for_each(|session| self.expired(session));
             self.answer_origin(origin, summary, reply, &effects);
             effects.drain(..).for_each(|effect| self.tell_effect(effect));
-        } else if let Origin::Ask(ask) = origin {
+        } else if let Origin::Ask(ask) | Origin::EndOrder { ask, .. } = origin {
             // This node lost leadership while the entry was being applied.
             let leader = self.engine.leader();
             self.outputs.push(Output::Answer(ask, Answer::NotLeader { leader }));
@@ -262,7 +267,7 @@ impl Replica {
                 };
                 self.tell(from, v1::ServerItem { session, seq: 0, what: Some(what) });
             }
-            Origin::Ask(ask) => {
+            Origin::Ask(ask) | Origin::EndOrder { ask, .. } => {
                 let answer = operator_answer(&summary, reply, effects);
                 self.outputs.push(Output::Answer(ask, answer));
             }

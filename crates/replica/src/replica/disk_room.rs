@@ -61,7 +61,7 @@ impl Replica {
             && !self.leads_newly()
             && !self.is_handing_over()
             && self.now >= self.disk_room.pause_until
-            && let Some(to) = self.successor()
+            && let Some(to) = self.successor_with_room()
         {
             self.disk_room.pause_until = self.now + self.config.tick * ELECTION_TICKS as u32 * PAUSE_TIMEOUTS;
             self.begin_handover(to);

@@ -30,10 +30,12 @@ pub(super) struct Expiry {
     /// begins at the end of a check.
     closes: Vec<(SessionId, u64)>,
     check: Option<Check>,
-    /// Sessions for which an expiry was proposed since the last [`Replica::take_expired`]: the first few.
+    /// The sessions that have expired since the last [`Replica::take_expired`]: the first few.
     recent: Vec<ExpiredSession>,
     /// The number of expired sessions at that time.
     reported: u64,
+    /// The queue has operators' orders to end sessions that were taken back.
+    has_orders_to_judge: bool,
 }
 
 /// A session that has expired, for the log.
@@ -88,7 +90,8 @@ impl Expiry {
     pub(super) fn step_down(&mut self) {
         // The numbers keep rising, so that a late confirmation or drain can't be taken for that of a later
         // check.
-        *self = Self { last: self.last, reported: self.reported, ..Self::default() };
+        let recent = std::mem::take(&mut self.recent);
+        *self = Self { last: self.last, recent, reported: self.reported, ..Self::default() };
     }
 }
 
@@ -136,21 +139,46 @@ impl Replica {
     }
 
     /// To be called when proposals have to wait: removes the queued expiries and sets their sessions' timers
-    /// again, so that keep-alives received meanwhile count (P9).
+    /// again, so that keep-alives received meanwhile count (P9). Operators' orders stay in the queue, to be
+    /// judged again.
     pub(super) fn take_back_ends(&mut self) {
         let mut live = Vec::new();
-        self.queue.retain(|proposal| match (&proposal.command, &proposal.origin) {
-            (Command::ExpireSession { session }, Origin::Leader) => {
-                live.push(*session);
-                false
-            }
-            _ => true,
+        let mut has_orders = false;
+        self.queue.retain(|proposal| {
+            let Command::ExpireSession { session } = &proposal.command else { return true };
+            live.push(*session);
+            let is_order = matches!(proposal.origin, Origin::EndOrder { .. });
+            has_orders |= is_order;
+            is_order
         });
-        for session in live {
+        self.expiry.has_orders_to_judge |= has_orders;
+        // Such a session may have another end that is proposed already.
+        let in_flight = self.in_flight.iter().filter(|_| has_orders).flat_map(|batch| &batch.proposals);
+        let ending: BTreeSet<SessionId> = in_flight.filter_map(|it| ends(&it.command)).collect();
+        for session in live.into_iter().filter(|session| !ending.contains(session)) {
             if let Some(lease) = self.book.lease_mut(session) {
                 lease.ending = false;
                 self.book.again(session);
                 self.poll_again(session);
+            }
+        }
+    }
+
+    /// Judges the queued orders to end sessions again, after the proposals had to wait: a client may have
+    /// attached meanwhile.
+    pub(super) fn judge_end_orders(&mut self) {
+        if !std::mem::take(&mut self.expiry.has_orders_to_judge) {
+            return;
+        }
+        for proposal in std::mem::take(&mut self.queue) {
+            let stays = match (&proposal.command, &proposal.origin) {
+                (Command::ExpireSession { session }, Origin::EndOrder { ask, now }) => {
+                    self.may_be_ended(*ask, *session, *now)
+                }
+                _ => true,
+            };
+            if stays {
+                self.queue.push_back(proposal);
             }
         }
     }
@@ -183,13 +211,21 @@ impl Replica {
     pub fn take_expired(&mut self) -> (u64, Vec<ExpiredSession>) {
         let all = self.activity.expired;
         let count = all - std::mem::replace(&mut self.expiry.reported, all);
-        if count == 0 {
-            return (0, Vec::new());
+        (count, std::mem::take(&mut self.expiry.recent))
+    }
+
+    /// The session that this command of the leader is about to end, if the log will name it.
+    pub(super) fn to_be_named(&self, command: &Command, origin: &Origin) -> Option<ExpiredSession> {
+        let (&Command::ExpireSession { session }, Origin::Leader) = (command, origin) else { return None };
+        if !self.lead.is_ready() || self.expiry.recent.len() >= NAMED_MAX {
+            return None;
         }
-        let mut named = std::mem::take(&mut self.expiry.recent);
-        // The others were heard after all.
-        named.retain(|it| self.book.lease(it.session).is_none());
-        (count, named)
+        let table = self.table.session(session)?;
+        Some(ExpiredSession { session, label: table.label.into(), identity: table.identity.into() })
+    }
+
+    pub(super) fn expired(&mut self, named: ExpiredSession) {
+        self.expiry.recent.push(named);
     }
 
     fn conclude_check(&mut self) {
@@ -213,12 +249,16 @@ impl Replica {
                 self.book.again(session);
             } else {
                 lease.ending = true;
-                if self.expiry.recent.len() < NAMED_MAX {
-                    let (label, identity) = self.client(session);
-                    self.expiry.recent.push(ExpiredSession { session, label, identity });
-                }
                 self.propose_own(Command::ExpireSession { session });
             }
         }
+    }
+}
+
+/// The session that this command ends.
+fn ends(command: &Command) -> Option<SessionId> {
+    match command {
+        Command::ExpireSession { session } | Command::CloseSession { session, .. } => Some(*session),
+        _ => None,
     }
 }

@@ -76,7 +76,7 @@ impl Replica {
         let in_flight = self.in_flight.drain(..unknown).flat_map(|batch| batch.proposals);
         let dropped = self.queue.drain(..).chain(in_flight);
         for proposal in dropped {
-            if let Origin::Ask(ask) = proposal.origin {
+            if let Origin::Ask(ask) | Origin::EndOrder { ask, .. } = proposal.origin {
                 self.outputs.push(Output::Answer(ask, Answer::NotLeader { leader }));
             }
         }

@@ -51,6 +51,8 @@ pub(super) enum Origin {
     Open { from: Requester, attach: u64, secret_prefix: u64, received: Duration },
     /// An operator's command.
     Ask(AskId),
+    /// An operator's order to end a session; with `now` also while its client is attached.
+    EndOrder { ask: AskId, now: bool },
     /// A command of the leader itself.
     Leader,
 }
@@ -102,6 +104,7 @@ impl Replica {
         if self.held_until().is_some() || self.turn.has_more() {
             return;
         }
+        self.judge_end_orders();
         self.resume();
         if !self.queue.is_empty() && !self.in_flight.is_empty() && self.now >= self.unheld_until {
             self.unheld_until = self.now + AGAIN;

@@ -10,7 +10,6 @@ use prost::Message;
 use super::lead::ms;
 use super::quorum_reads::PendingRead;
 use super::{Origin, Proposal, Replica};
-use crate::deadlines::Attached;
 use crate::event::{Answer, AskId, Output, Question};
 use crate::load::Load;
 
@@ -32,17 +31,34 @@ impl Replica {
     pub(super) fn asked(&mut self, ask: AskId, question: Question) {
         let command = match question {
             Question::Break(order) => Command::Break(order),
-            Question::EndSession { session, now } if !now && self.is_attached(session) => {
-                let attached = Answer::SessionEnded(v1::EndSessionResult::Attached);
-                return self.outputs.push(Output::Answer(ask, attached));
+            Question::EndSession { session, now } => {
+                if self.may_be_ended(ask, session, now) {
+                    let origin = Origin::EndOrder { ask, now };
+                    self.queue.push_back(Proposal::new(Command::ExpireSession { session }, origin));
+                }
+                return;
             }
-            Question::EndSession { session, .. } => Command::ExpireSession { session },
             Question::SetLimit { name, limit } => Command::SetLimit { name, limit },
             Question::Change(change) => return self.change_asked(ask, change),
             Question::Transfer { to } => return self.transfer_asked(ask, to),
             question => return self.rounds.ask(PendingRead::Question(ask, question)),
         };
         self.queue.push_back(Proposal::new(command, Origin::Ask(ask)));
+    }
+
+    /// Judges an operator's order to end a session. If the session may be ended, nothing is acknowledged for
+    /// it from here on, so that its client relies on no lease that the order ends (P5). Otherwise the order is
+    /// answered.
+    pub(super) fn may_be_ended(&mut self, ask: AskId, session: SessionId, now: bool) -> bool {
+        if !now && self.is_attached(session) {
+            let attached = Answer::SessionEnded(v1::EndSessionResult::Attached);
+            self.outputs.push(Output::Answer(ask, attached));
+            return false;
+        }
+        if let Some(lease) = self.book.lease_mut(session) {
+            lease.ending = true;
+        }
+        true
     }
 
     pub(super) fn answer(&mut self, ask: AskId, question: Question) {
@@ -167,9 +183,8 @@ impl Replica {
         v1::ListSessionsResponse { sessions, next_after }
     }
 
-    /// Whether the session's client has a stream open, or makes calls instead.
     fn is_attached(&self, session: SessionId) -> bool {
-        self.book.lease(session).is_some_and(|lease| lease.attached != Attached::Nowhere)
+        self.book.lease(session).is_some_and(|lease| lease.may_be_attached(self.clock.now()))
     }
 
     fn check_token(&self, name: &LockName, token: u64) -> v1::CheckTokenResponse {

@@ -51,15 +51,18 @@ impl Replica {
         self.handover.stopping == Stopping::Done
     }
 
-    /// The most up-to-date voter that responds and has room on its disk. Shortly after the election, voters
-    /// that have not responded yet count too.
-    pub(super) fn successor(&self) -> Option<u64> {
+    /// The voter that is to take over: one that responds; rather one whose disk has room, then the most
+    /// up-to-date one. Shortly after the election, voters that have not responded yet count too.
+    fn successor(&self) -> Option<u64> {
         let (voters, newly) = (&self.members.configuration.voters, self.leads_newly());
         let progress = self.engine.progress().into_iter().filter(|it| it.is_active || newly);
-        let has_room = |node| !self.disk_room.is_full_at(node);
-        let fit =
-            progress.filter(|it| !it.waits_for_snapshot && voters.contains(&it.node) && has_room(it.node));
-        fit.max_by_key(|it| it.matched).map(|it| it.node)
+        let fit = progress.filter(|it| !it.waits_for_snapshot && voters.contains(&it.node));
+        fit.max_by_key(|it| (!self.disk_room.is_full_at(it.node), it.matched)).map(|it| it.node)
+    }
+
+    /// As [`Self::successor`], for a leader that could stay: only a voter whose disk has room.
+    pub(super) fn successor_with_room(&self) -> Option<u64> {
+        self.successor().filter(|node| !self.disk_room.is_full_at(*node))
     }
 
     pub(super) fn is_handing_over(&self) -> bool {
@@ -80,7 +83,7 @@ impl Replica {
         let answers =
             |node| self.engine.progress().iter().any(|it| it.node == node && (it.is_active || newly));
         let target = match to {
-            None => self.successor().ok_or_else(|| {
+            None => self.successor_with_room().ok_or_else(|| {
                 "no other voter answers and has room on its disk: bring one back, or free space, first"
                     .to_owned()
             }),
@@ -111,11 +114,9 @@ impl Replica {
                 self.handover.asks.push(Asker::Other(ask));
                 self.begin_handover(to);
             }
-            None => self.refuse_ask(
-                ask,
-                "this node leads, and no other voter answers and has room on its disk, to take over"
-                    .to_owned(),
-            ),
+            None => {
+                self.refuse_ask(ask, "this node leads, and no other voter answers, to take over".to_owned());
+            }
         }
     }
 

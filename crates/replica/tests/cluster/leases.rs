@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use lockkeeper_replica::{Event, TICK};
+use lockkeeper_core::SessionId;
+use lockkeeper_replica::{Answer, Event, Question, StreamCloseCause, TICK};
 use lockkeeper_wire::peer::PeerKind;
-use lockkeeper_wire::v1::StreamEndReason;
 use lockkeeper_wire::v1::server_item::What;
+use lockkeeper_wire::v1::{EndSessionResult, StreamEndReason};
 
 use crate::harness::World;
 use crate::items::{acquire, attach, bodies, by_call, granted, keep_alive};
@@ -98,6 +99,34 @@ fn new_leader_gives_every_session_its_full_ttl() {
     assert!(world.node(second).table().sessions().next().is_some());
     world.pass(Duration::from_millis(1_500));
     assert!(world.node(second).table().sessions().next().is_none(), "silent for longer than its ttl");
+}
+
+/// A new leader has not heard of the clients yet, which may all be attached in a moment.
+#[test]
+fn order_to_end_a_session_spares_those_that_a_new_leader_has_not_heard_of() {
+    let mut world = World::new(3);
+    let first = world.leader();
+    let stream = world.stream(first, 1);
+    let session = world.open(first, stream, 1, 3_000, 0);
+    let second = succeeded(&mut world, first);
+    let order = |now| Question::EndSession { session: SessionId(session), now };
+    let ended = |result| Some(Answer::SessionEnded(result));
+    assert_eq!(world.ask(second, order(false)), ended(EndSessionResult::Attached));
+    let there = world.stream(second, 2);
+    assert!(is_acknowledged(world.send(second, there, vec![attach(session, 1, 2)])));
+    let close = Event::StreamClosed { stream: there, cause: StreamCloseCause::Service };
+    world.turn(second, vec![close]);
+    assert_eq!(world.ask(second, order(false)), ended(EndSessionResult::Done), "its client has left");
+
+    // Of another session nothing is heard, and `now` ends it.
+    let there = world.stream(second, 3);
+    let other = world.open(second, there, 2, 30_000, 0);
+    world.heal();
+    world.pass(SECOND);
+    let third = succeeded(&mut world, second);
+    let order = |now| Question::EndSession { session: SessionId(other), now };
+    assert_eq!(world.ask(third, order(false)), ended(EndSessionResult::Attached));
+    assert_eq!(world.ask(third, order(true)), ended(EndSessionResult::Done));
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use lockkeeper_replica::{Answer, AskId, Event, Question};
-use lockkeeper_wire::v1::StreamEndReason;
+use lockkeeper_core::SessionId;
+use lockkeeper_replica::{Answer, AskId, Event, Question, StreamCloseCause};
+use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
 
 use crate::harness::{World, member};
 use crate::items::{acquire, attach, granted, keep_alive};
@@ -176,6 +177,38 @@ fn keep_alive_during_a_failed_transfer_saves_a_silent_session() {
     assert!(!is_live(&world), "silent once more, and for good");
 }
 
+/// While the order to end a session waits, its client attaches.
+#[test]
+fn order_to_end_a_session_is_judged_again_after_a_handover_that_failed() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let third = world.others(leader)[1];
+    let stream = world.stream(leader, 1);
+    let session = world.open(leader, stream, 1, 30_000, 0);
+    let close = |stream| Event::StreamClosed { stream, cause: StreamCloseCause::Service };
+    world.turn(leader, vec![close(stream)]);
+    world.cut_one_way(leader, third);
+    world.turn(leader, vec![Event::Asked(AskId(77), transfer(Some(third)))]);
+    let order = Question::EndSession { session: SessionId(session), now: false };
+    world.turn(leader, vec![Event::Asked(AskId(88), order.clone())]);
+    world.deliver();
+    assert_eq!(world.answer(leader, 88), None, "nothing can be proposed");
+    let again = world.stream(leader, 2);
+    world.say(leader, again, vec![attach(session, 1, 2)]);
+    let answer = world.until("an answer", |world| world.answer(leader, 88));
+    assert_eq!(answer, Answer::SessionEnded(v1::EndSessionResult::Attached));
+    world.until("the acknowledgement", |world| {
+        let heard = world.heard(leader, again);
+        heard.iter().any(|it| matches!(it.what, Some(What::Attached(_)))).then_some(())
+    });
+
+    // Another one stays away.
+    world.turn(leader, vec![close(again), Event::Asked(AskId(78), transfer(Some(third)))]);
+    world.turn(leader, vec![Event::Asked(AskId(89), order)]);
+    let answer = world.until("an answer", |world| world.answer(leader, 89));
+    assert_eq!(answer, Answer::SessionEnded(v1::EndSessionResult::Done));
+}
+
 #[test]
 fn leader_with_a_full_disk_gives_the_leadership_to_a_voter_with_room() {
     let mut world = World::new(3);
@@ -196,6 +229,11 @@ fn leader_with_a_full_disk_gives_the_leadership_to_a_voter_with_room() {
     world.pass(30 * SECOND);
     assert_eq!(world.leader(), third);
     assert!(refused(world.ask(third, transfer(None))).contains("room on its disk"));
+    // But one that stops has to leave.
+    world.turn(third, vec![Event::ShutDown]);
+    world.deliver();
+    assert!(world.node(third).has_left());
+    assert_ne!(world.leader(), third, "a full disk is better than no leader");
 
     // A node whose space was freed is fit again.
     world.turn(second, vec![Event::DiskFull(false)]);

@@ -226,4 +226,18 @@ fn operator_ends_a_session() {
     node.close(stream, StreamCloseCause::Client);
     let order = Question::EndSession { session: SessionId(session), now: false };
     assert_eq!(node.ask(order), Answer::SessionEnded(v1::EndSessionResult::Done), "nobody is attached");
+    assert_eq!(node.replica.take_expired(), (0, Vec::new()), "its time was not over");
+}
+
+#[test]
+fn expired_sessions_are_counted_and_named_once() {
+    let (mut node, _, _) = holding(1_000, 0);
+    let stream = node.stream(2);
+    let alive = node.open(stream, 2, 60_000, 0);
+    node.pass(seconds(2));
+    let (count, named) = node.replica.take_expired();
+    assert_eq!((count, named.len()), (1, 1), "{named:?}");
+    assert_eq!(named[0].label, "client 1");
+    node.ask(Question::EndSession { session: SessionId(alive), now: true });
+    assert_eq!(node.replica.take_expired(), (0, Vec::new()));
 }

@@ -25,6 +25,10 @@ use super::carrier::{Carrier, CarrierOutput, SessionKey, StreamEnding, StreamId}
 use super::credentials::Credentials;
 use super::failures::{self, NodeFailure, Why};
 
+/// Turns of the runtime from a frame in the socket to [`ServiceShared::received`]: the connection's task reads
+/// it, then the stream's task takes it. One more in case that the socket had to be polled first.
+const READ_STEPS: usize = 3;
+
 /// See the module documentation.
 pub(super) struct ServiceShared {
     clock: Clock,
@@ -276,6 +280,12 @@ impl ServiceShared {
             self.alarm.ring().await;
             if self.state().leaving {
                 return;
+            }
+            // When this process is late, the answer of a service may have arrived and not been read yet. It is
+            // read first: a client that took its own delay for the service's silence would connect anew, which
+            // costs the time that it lacks.
+            for _ in 0..READ_STEPS {
+                tokio::task::yield_now().await;
             }
             let now = self.clock.now();
             self.with(|carrier, out| carrier.wake(now, out));
