@@ -143,6 +143,14 @@ pub(crate) fn open<D: Disk>(
             if is_alone {
                 return Err(ServeError::NotAlone { directory: options.data.clone(), node: member.node });
             }
+            if options.rejoin && kept.nodes.is_empty() {
+                // It may have another id than the options say, given by the cluster.
+                let addresses = self::member(options, addresses, member.incarnation);
+                let member = Member { node: member.node, ..addresses };
+                let candidate = Candidate { member: Some(member), ..kept };
+                stand(disk, options, &candidate)?;
+                return Ok(DirectoryContents::Candidate(candidate));
+            }
             if kept.nodes.iter().any(|listed| !listed.incarnation.is_empty()) {
                 // This node has promised to form a cluster with exactly these incarnations, and other nodes
                 // may have bootstrapped that cluster already: the stored candidate must not change.
@@ -236,7 +244,7 @@ fn failed(options: &ServerOptions) -> impl Fn(OpenError) -> ServeError {
 
 fn is_node(options: &ServerOptions, found: u64) -> Result<(), ServeError> {
     match options.node {
-        Some(node) if node != found => {
+        Some(node) if node != found && !options.rejoin => {
             Err(ServeError::AnotherNode { directory: options.data.clone(), found, given: node })
         }
         _ => Ok(()),
@@ -262,7 +270,9 @@ fn candidate(
     incarnation: Vec<u8>,
     now: SystemTime,
 ) -> Result<Candidate, ServeError> {
-    let listed = options.cluster.iter();
+    // With `rejoin`, a node that the list does not name joins the cluster of the list.
+    let is_founder = |node: &u64| options.cluster.contains_key(node);
+    let listed = options.cluster.iter().filter(|_| options.node.as_ref().is_some_and(is_founder));
     Ok(Candidate {
         member: Some(member(options, addresses, incarnation)),
         tokens_above: first_tokens(options.tokens_above, now)?,

@@ -112,6 +112,10 @@ pub struct ServerOptions {
     pub cluster: BTreeMap<u64, String>,
     /// The peer address of a member of the cluster that this node is to be added to; instead of `cluster`.
     pub join: Option<String>,
+    /// A node without data that its cluster refuses for good (its earlier data are gone, or it was removed) or
+    /// does not know waits to be added under the id that the cluster then gives it, instead of ending. From
+    /// then on `node` has no meaning.
+    pub rejoin: bool,
     /// The address that listens to peers; by default this node's address in `cluster` or in its data, or with
     /// `join` the default peer port on 127.0.0.1.
     pub peer_listen: Option<String>,
@@ -169,6 +173,7 @@ impl ServerOptions {
             node: None,
             cluster: BTreeMap::new(),
             join: None,
+            rejoin: false,
             peer_listen: None,
             tokens_above: None,
             election_timeout: ELECTION_TIMEOUT,
@@ -212,6 +217,7 @@ impl ServerOptions {
             (Some(node), 0, _) if node > 0 => None,
             (Some(node), ..) => match self.cluster.get(&node) {
                 Some(address) => Some(address),
+                None if self.rejoin => None,
                 None => {
                     return Err(nodes(format!("`--cluster` has no address for node {node}, which this is")));
                 }
@@ -220,6 +226,12 @@ impl ServerOptions {
         if self.join.is_some() && !self.cluster.is_empty() {
             return Err(nodes(
                 "a node founds a cluster (`--cluster`) or joins one (`--join`), not both".to_owned(),
+            ));
+        }
+        if self.rejoin && self.join.is_none() && self.cluster.is_empty() {
+            return Err(nodes(
+                "`--rejoin` is for a node of a cluster: name the others by `--cluster` or `--join`"
+                    .to_owned(),
             ));
         }
         self.check_list()?;
@@ -232,8 +244,8 @@ impl ServerOptions {
                 lockkeeper_wire::DEFAULT_PEER_PORT
             )));
         }
-        let of_joiner =
-            self.join.as_ref().map(|_| format!("127.0.0.1:{}", lockkeeper_wire::DEFAULT_PEER_PORT));
+        let is_joiner = self.join.is_some() || !self.cluster.is_empty();
+        let of_joiner = is_joiner.then(|| format!("127.0.0.1:{}", lockkeeper_wire::DEFAULT_PEER_PORT));
         let typed = self.peer_listen.clone().or_else(|| own.cloned()).or(of_joiner);
         typed.map(|typed| Ok((self.allowed(&typed)?, typed))).transpose()
     }

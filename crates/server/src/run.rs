@@ -41,7 +41,7 @@ use crate::leadership::Leadership;
 use crate::node::NodeThread;
 use crate::observe::{self, notify};
 use crate::options::{HttpListen, ServerOptions};
-use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
+use crate::peers::{Bulk, Directory, Handover, Others, PATIENCE, Peers, form, talk};
 use crate::reports::Reports;
 use crate::scheduled_backups::{BackupSchedule, keep_schedule};
 use crate::tls::NodeTls;
@@ -103,9 +103,19 @@ pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), Se
 fn run_node(mut options: ServerOptions, ready: OnReady<'_>) -> Result<(), ServeError> {
     let tls = options.tls.as_ref().map(NodeTls::load).transpose()?;
     if let Some(tls) = &tls {
-        // The certificate names this node's id.
-        let node = *options.node.get_or_insert(tls.name().node);
-        certified(&options, tls, node)?;
+        options.node = options.node.or(tls.name().node);
+        if let Some(node) = options.node {
+            certified(&options, tls, node)?;
+        }
+        if options.rejoin
+            && let Some(node) = tls.name().node
+        {
+            let why = format!(
+                "`--rejoin` may give this node another id, and its certificate is of node {node}: take one of any node \
+                 (`lockkeeper tls issue --any-node`)"
+            );
+            return Err(ServeError::Nodes { why });
+        }
     }
     let address = options.address()?;
     let peer_address = options.peer_address()?;
@@ -163,7 +173,8 @@ fn run_node(mut options: ServerOptions, ready: OnReady<'_>) -> Result<(), ServeE
             let (keeper, told) = (disk.clone(), options.clone());
             let keep = move |candidate: &Candidate| data::stand(&keeper, &told, candidate);
             let (progress, waits_for) = watch::channel("waiting for its cluster".to_owned());
-            let forming = form(candidate, options.join.clone(), &peers.listener, progress, tls.clone(), keep);
+            let others = Others::of(&options, &candidate);
+            let forming = form(candidate, others, &peers.listener, progress, tls.clone(), keep);
             let formed = runtime.block_on(async {
                 let (health, health_service) = tonic_health::server::health_reporter();
                 set_health(&health, false).await;
@@ -218,7 +229,7 @@ fn advertised(options: &ServerOptions, address: SocketAddr) -> String {
 fn certified(options: &ServerOptions, tls: &NodeTls, node: u64) -> Result<(), ServeError> {
     let name = tls.name();
     match &options.tls {
-        Some(files) if name.node != node => {
+        Some(files) if name.node.is_some_and(|certified| certified != node) => {
             Err(ServeError::Certificate { file: files.certificate.clone(), certified: name, node })
         }
         _ => Ok(()),

@@ -27,6 +27,13 @@ Example, on the new node and then anywhere:
     /// Remove a node for good: its id is never reused
     #[command(after_help = "Example:\n  lockkeeper cluster remove 2 --locks lockkeeper://db1.example")]
     Remove(ClusterRemove),
+    /// Replace a node whose data are lost by the empty one at its address: remove it, and add that one under the
+    /// next id
+    #[command(after_help = "\
+Example, on the machine of the lost node and then anywhere:
+  lockkeeper serve --data ./data --node 2 --cluster 1=db1:5626,2=db2:5626,3=db3:5626 --rejoin
+  lockkeeper cluster replace 2 --locks lockkeeper://db1")]
+    Replace(ClusterReplace),
     /// Transfer the leadership to another node
     #[command(after_help = "Example:\n  lockkeeper cluster transfer --to 3 --locks lockkeeper://db1.example")]
     Transfer(ClusterTransfer),
@@ -70,6 +77,23 @@ pub struct ClusterRemove {
     #[arg(value_name = "N", value_parser = node)]
     pub node: u64,
     /// Wait at most this long until it is removed
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
+    pub wait: Duration,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `cluster replace`.
+#[derive(Args, Debug)]
+pub struct ClusterReplace {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: ServiceArgs,
+    /// The node whose data are lost
+    #[arg(value_name = "N", value_parser = node)]
+    pub node: u64,
+    /// Wait at most this long for each step: until it is removed, until the empty node answers, until it votes
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
     pub wait: Duration,
     /// Print JSON

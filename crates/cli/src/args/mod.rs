@@ -34,7 +34,9 @@ pub use access::{
     AccessCheck, AccessCommand, AccessQuota, ActionArg, TokenAdd, TokenCommand, TokenList, TokenOf,
 };
 pub use advise::Advise;
-pub use cluster::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer};
+pub use cluster::{
+    ClusterAdd, ClusterCommand, ClusterRemove, ClusterReplace, ClusterStatus, ClusterTransfer,
+};
 pub use explain::{Explain, ExplainSettings};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget, FenceWrite};
 pub use gate::Gate;

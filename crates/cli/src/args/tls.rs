@@ -22,6 +22,7 @@ Example:
     #[command(after_help = "\
 Examples:
   lockkeeper tls issue ./tls --node 4 --host db4.example
+  lockkeeper tls issue ./tls --any-node --host db.example
   lockkeeper tls issue ./tls --client billing")]
     Issue(TlsIssue),
     /// Renew the certificates of a directory: same names and keys, a new end. The authority is not renewed
@@ -64,14 +65,18 @@ pub struct TlsIssue {
     /// The id of a node
     #[arg(long, value_name = "N", group = "whom", value_parser = node)]
     pub node: Option<u64>,
+    /// For each node of the cluster, whatever its id: for nodes whose data may be lost and that get new ids
+    /// (`serve --rejoin`)
+    #[arg(long, group = "whom")]
+    pub any_node: bool,
     /// The name of a client
     #[arg(long, value_name = "NAME", group = "whom", value_parser = name)]
     pub client: Option<String>,
     /// A host name or IP address by which clients reach the node; can be repeated
-    #[arg(long, value_name = "HOST", requires = "node", value_parser = host)]
+    #[arg(long, value_name = "HOST", conflicts_with = "client", value_parser = host)]
     pub host: Vec<String>,
     /// The name of the node's cluster; by default that of the nodes whose certificates are in the directory
-    #[arg(long, value_name = "NAME", requires = "node", value_parser = name)]
+    #[arg(long, value_name = "NAME", conflicts_with = "client", value_parser = name)]
     pub cluster_name: Option<String>,
     /// For how many days it is valid
     #[arg(long, value_name = "DAYS", default_value_t = 365, value_parser = clap::value_parser!(u64).range(1..=3650))]

@@ -8,8 +8,10 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::nodes;
-use crate::args::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer, ServiceArgs};
-use crate::exit::{Failure, OK, UNHEALTHY};
+use crate::args::{
+    ClusterAdd, ClusterCommand, ClusterRemove, ClusterReplace, ClusterStatus, ClusterTransfer, ServiceArgs,
+};
+use crate::exit::{Failure, OK, UNHEALTHY, USAGE};
 use crate::output;
 use crate::settings;
 use crate::table::Table;
@@ -23,6 +25,7 @@ pub(super) async fn cluster(task: ClusterCommand) -> Result<u8, Failure> {
         ClusterCommand::Status(args) => status(args).await,
         ClusterCommand::Add(args) => add(args).await,
         ClusterCommand::Remove(args) => remove(args).await,
+        ClusterCommand::Replace(args) => replace(args).await,
         ClusterCommand::Transfer(args) => transfer(args).await,
     }
 }
@@ -142,6 +145,75 @@ async fn until(locks: &Locks, wait: Duration, is_so: impl Fn(&ClusterInfo) -> bo
             return Ok(false);
         }
         tokio::time::sleep(POLL_EVERY).await;
+    }
+}
+
+async fn replace(args: ClusterReplace) -> Result<u8, Failure> {
+    let lost = args.node;
+    let locks = connect(&args.service).await?;
+    let before = locks.cluster().await?;
+    let ids = before.nodes.iter().map(|it| it.node).chain(before.removed.iter().copied());
+    let node = ids.max().unwrap_or_default() + 1;
+    let Some(known) = before.nodes.iter().find(|it| it.node == lost) else {
+        let why = if before.removed.contains(&lost) { "was removed already" } else { "is no member" };
+        let why = format!(
+            "node {lost} {why}: add the node that waits instead, by its address: `lockkeeper cluster add {node}=HOST:PORT`"
+        );
+        return Err(Failure::new(USAGE, why));
+    };
+    if known.answers {
+        let why = format!(
+            "node {lost} answers, so its data are not lost; `lockkeeper cluster remove {lost}` would remove it all the same"
+        );
+        return Err(Failure::new(USAGE, why));
+    }
+    let peer_address = known.peer_address.clone();
+    let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
+    let locks = of_others(&before, lost, &url).await.unwrap_or(locks);
+    locks.change_members(MembersChange::Remove { node: lost }).await?;
+    let is_gone = |info: &ClusterInfo| info.removed.contains(&lost) && !info.changing;
+    if !until(&locks, args.wait, is_gone).await? {
+        let why = format!(
+            "the removal of node {lost} is under way (`lockkeeper cluster status`); after it: `lockkeeper cluster add \
+             {node}={peer_address}`"
+        );
+        return Err(Failure::new(UNHEALTHY, why));
+    }
+    added_in_time(&locks, node, &peer_address, args.wait).await?;
+    let votes =
+        |info: &ClusterInfo| info.nodes.iter().any(|it| it.node == node && it.part == NodePart::Voter);
+    let is_done = until(&locks, args.wait, votes).await?;
+    if args.json {
+        output::json(&json!({ "removed": lost, "node": node, "votes": is_done }))?;
+    } else if is_done {
+        output::line(format!(
+            "node {lost} takes part no more; node {node} at {peer_address} has caught up, and votes"
+        ))?;
+    } else {
+        output::line(format!(
+            "node {lost} takes part no more; node {node} at {peer_address} is added and catches up; it votes once it has \
+             (`lockkeeper cluster status`)"
+        ))?;
+    }
+    Ok(OK)
+}
+
+/// Adds a node, repeatedly for `wait`: it may not have started yet.
+async fn added_in_time(locks: &Locks, node: u64, peer_address: &str, wait: Duration) -> Result<(), Failure> {
+    let end = Instant::now() + wait;
+    let mut is_said = false;
+    loop {
+        let add = MembersChange::Add { node, peer_address: peer_address.to_owned() };
+        match locks.change_members(add).await {
+            Ok(()) => return Ok(()),
+            Err(error) if Instant::now() + POLL_EVERY < end => {
+                if !std::mem::replace(&mut is_said, true) {
+                    output::say(format_args!("{error}; this is tried again for {}", output::human(wait)));
+                }
+                tokio::time::sleep(POLL_EVERY).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 

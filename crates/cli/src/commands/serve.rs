@@ -81,6 +81,7 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         node: args.node,
         cluster,
         join: args.join,
+        rejoin: args.rejoin,
         peer_listen: args.peer_listen,
         election_timeout: args.election_timeout,
         tokens_above: args.tokens_above,

@@ -39,6 +39,13 @@ fn console_shows_locks_as_they_change_and_breaks_holds() {
 }
 
 #[test]
+fn console_begins_with_what_needs_attention() {
+    let test = TestDir::new();
+    let node = test.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
+    run("attention.mjs", &[&node.http()]);
+}
+
+#[test]
 fn console_of_a_follower_shows_the_cluster() {
     let test = TestDir::new();
     let (nodes, _ports) = test.begin_three();

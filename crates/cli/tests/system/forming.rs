@@ -220,7 +220,7 @@ fn node_with_an_emptied_directory_is_refused_with_the_remedy() {
     std::fs::remove_dir_all(three.test.path("data-2")).unwrap();
     let ended = three.ended(three.words(2, "data-2", &three.list()));
     assert_eq!(ended.code, i32::from(exit::CONFIG), "{ended:?}");
-    let words = "node 2's data are gone: `lockkeeper cluster remove 2`, then add it under a new id";
+    let words = "node 2's data are gone: start it with `--rejoin`, then `lockkeeper cluster replace 2`";
     assert!(ended.err.contains(&format!("lockkeeper: {words}")), "{ended:?}");
     assert!(three.token(&[1, 3]) > before);
     for node in [&nodes[&1], &nodes[&3]] {

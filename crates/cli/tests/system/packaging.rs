@@ -9,7 +9,7 @@ use lockkeeper_cli::{args, exit};
 use lockkeeper_rig::Port;
 
 use crate::node::{Node, Starting};
-use crate::support::{CommandExt, TestDir};
+use crate::support::{CommandExt, TestDir, wait_until};
 
 const STATEFUL_SET: &str = include_str!("../../../../packaging/kubernetes/statefulset.yaml");
 const UNIT: &str = include_str!("../../../../packaging/systemd/lockkeeper.service");
@@ -20,40 +20,91 @@ fn packaging(path: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(path)
 }
 
+/// The pods of the manifests, as processes of this machine.
+struct Pods {
+    test: TestDir,
+    args: Vec<&'static str>,
+    peers: Vec<Port>,
+    clients: Vec<String>,
+}
+
+impl Pods {
+    fn new(count: usize) -> Self {
+        let lines = STATEFUL_SET.lines().map(str::trim).skip_while(|line| *line != "args:").skip(1);
+        let lines = lines.take_while(|line| line.starts_with(['-', '#']));
+        let args: Vec<&str> = lines.filter_map(|line| line.strip_prefix("- ")).collect();
+        assert_eq!(args[..2], ["serve", "--data=/data"], "{args:?}");
+        let test = TestDir::new();
+        let clients: Vec<String> = (0..count).map(|_| test.address()).collect();
+        for line in ["tls init tls --cluster-name lockkeeper", "tls issue tls --any-node --host lockkeeper"] {
+            assert_eq!(test.ran(line).code, 0, "{line}");
+        }
+        let tls = "tls-ca=tls/ca.pem&tls-cert=tls/client.pem&tls-key=tls/client.key";
+        let test = test.over(&format!("lockkeepers://{}?{tls}", clients[..3].join(",")));
+        Self { test, args, peers: (0..count).map(|_| Port::free()).collect(), clients }
+    }
+
+    fn peer(&self, node: usize) -> String {
+        format!("127.0.0.1:{}", self.peers[node - 1].number())
+    }
+
+    /// Starts a pod, by its ordinal.
+    fn starts(&self, node: usize) -> Starting {
+        let local = |arg: &str| {
+            let arg = arg.replace("$(NODE)", &node.to_string()).replace("=/tls/", "=tls/");
+            let arg =
+                arg.replace("[::]:5625", &self.clients[node - 1]).replace("[::]:5626", &self.peer(node));
+            let arg = arg.replace("[::]:5627", "127.0.0.1:0");
+            (1..=self.peers.len()).fold(arg, |arg, other| {
+                let pod = format!("lockkeeper-{other}.lockkeeper");
+                let arg = arg.replace(&format!("{pod}:5625"), &self.clients[other - 1]);
+                arg.replace(&format!("{pod}:5626"), &self.peer(other))
+            })
+        };
+        let options: Vec<String> = self.args[2..].iter().map(|arg| local(arg)).collect();
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        self.test.begin(&format!("node{node}"), &options)
+    }
+
+    fn voters(&self) -> Vec<u64> {
+        let status = self.test.ran("cluster status --json").json();
+        let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
+        nodes.iter().filter(|it| it["part"] == "voter").filter_map(|it| it["node"].as_u64()).collect()
+    }
+}
+
 #[test]
-fn arguments_of_the_kubernetes_pods_start_a_cluster_with_tls() {
-    let lines = STATEFUL_SET.lines().map(str::trim).skip_while(|line| *line != "args:").skip(1);
-    let lines = lines.take_while(|line| line.starts_with(['-', '#']));
-    let args: Vec<&str> = lines.filter_map(|line| line.strip_prefix("- ")).collect();
-    assert_eq!(args[..2], ["serve", "--data=/data"], "{args:?}");
-    let test = TestDir::new();
-    assert_eq!(test.ran("tls init tls --nodes 3 --cluster-name lockkeeper").code, 0);
-    let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
-    let peers: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{}", port.number())).collect();
-    let listens: Vec<String> = (0..3).map(|_| test.address()).collect();
-    let nodes: Vec<Starting> = (0..3)
-        .map(|node| {
-            let local = |arg: &str| {
-                let arg = arg.replace("$(NODE)", &(node + 1).to_string()).replace("=/tls/", "=tls/");
-                let arg = arg.replace("[::]:5625", &listens[node]).replace("[::]:5626", &peers[node]);
-                let arg = arg.replace("[::]:5627", "127.0.0.1:0");
-                (0..3).fold(arg, |arg, other| {
-                    let pod = format!("lockkeeper-{}.lockkeeper", other + 1);
-                    let arg = arg.replace(&format!("{pod}:5625"), &listens[other]);
-                    arg.replace(&format!("{pod}:5626"), &peers[other])
-                })
-            };
-            let options: Vec<String> = args[2..].iter().map(|arg| local(arg)).collect();
-            let options: Vec<&str> = options.iter().map(String::as_str).collect();
-            test.begin(&format!("node{node}"), &options)
-        })
-        .collect();
-    let _nodes: Vec<Node> = nodes.into_iter().map(Starting::ready).collect();
-    let hosts = listens.join(",");
-    let url =
-        format!("lockkeepers://{hosts}?tls-ca=tls/ca.pem&tls-cert=tls/client.pem&tls-key=tls/client.key");
-    let ended = test.over(&url).ran("run x -- echo it works");
+fn pods_of_kubernetes_lose_a_volume_and_grow_in_number() {
+    let pods = Pods::new(4);
+    let mut nodes: Vec<Node> =
+        (1..=3).map(|node| pods.starts(node)).collect::<Vec<_>>().into_iter().map(Starting::ready).collect();
+    let ended = pods.test.ran("run x -- echo it works");
     assert_eq!((ended.code, ended.out.as_str()), (0, "it works\n"), "{ended:?}");
+    let holder = pods.test.holder("kept", &["--ttl", "60s"]);
+
+    let refused = pods.test.ran("cluster replace 2");
+    refused.is_one_line(exit::USAGE, &["node 2 answers", "not lost"]);
+    nodes.remove(1).kill();
+    std::fs::remove_dir_all(pods.test.path("node2")).unwrap();
+    let empty = pods.starts(2);
+    wait_until("it knows that its data are lost", || empty.log().contains("`lockkeeper cluster replace 2`"));
+    let replaced = pods.test.ran("cluster replace 2");
+    let words = format!("node 2 takes part no more; node 4 at {} has caught up, and votes\n", pods.peer(2));
+    assert_eq!((replaced.code, replaced.out), (0, words), "{}", empty.log());
+    empty.ready().kill();
+    nodes.push(pods.starts(2).ready());
+    assert_eq!(pods.voters(), [1, 3, 4]);
+
+    // A pod that the list does not name, whose ordinal another one has as its id.
+    let fourth = pods.starts(4);
+    wait_until("it waits", || fourth.log().contains("waits for a new id"));
+    let added = pods.test.ran(&format!("cluster add 5={}", pods.peer(4)));
+    assert_eq!((added.code, added.out.as_str()), (0, "node 5 has caught up, and votes\n"), "{added:?}");
+    nodes.push(fourth.ready());
+    assert_eq!(pods.voters(), [1, 3, 4, 5]);
+    assert_eq!(pods.test.shown("kept")["holds"][0]["token"], holder.token);
+    let again = pods.test.ran("cluster replace 2");
+    again.is_one_line(exit::USAGE, &["node 2 was removed already", "`lockkeeper cluster add 6=HOST:PORT`"]);
 }
 
 /// The components need definitions of others, for which there is no schema here.

@@ -48,6 +48,10 @@ pub struct Bootstrap {
     own: Candidate,
     /// The latest candidate received from each other node of the list.
     heard: BTreeMap<u64, Candidate>,
+    /// Whether a node that its cluster refuses for good waits for a new id, instead of stopping.
+    rejoins: bool,
+    /// The cluster has refused this node for good.
+    is_lost: bool,
 }
 
 /// The next action of a node without a bootstrap record.
@@ -59,7 +63,8 @@ pub enum BootstrapStep {
         /// has not received.
         missing: Vec<u64>,
     },
-    /// Replace the stored candidate by this one, durably; then pass it to [`Bootstrap::promised`].
+    /// Replace the stored candidate by this one, which has made its promise or has a new id, durably; then
+    /// pass it to [`Bootstrap::promised`].
     Promise(Candidate),
     /// Write this bootstrap record durably; then the node is a member.
     Found(Founding),
@@ -73,7 +78,29 @@ impl Bootstrap {
     /// Starts with `own`, which must be durable.
     #[must_use]
     pub fn new(own: Candidate) -> Self {
-        Self { own, heard: BTreeMap::new() }
+        Self { own, heard: BTreeMap::new(), rejoins: false, is_lost: false }
+    }
+
+    /// As [`Bootstrap::new`]. If the cluster refuses this node for good, since its data are gone or it was
+    /// removed, the node waits until a member calls it by an id that was never used, and takes that id.
+    #[must_use]
+    pub fn rejoining(own: Candidate) -> Self {
+        Self { rejoins: true, ..Self::new(own) }
+    }
+
+    /// To be called when the cluster has refused this node for good. Returns whether the node waits for a new
+    /// id; otherwise it has to stop.
+    ///
+    /// A node that has promised to form a cluster stops: others may depend on its promise.
+    pub fn refused_for_good(&mut self) -> bool {
+        self.is_lost = self.rejoins && !has_promised(&self.own);
+        self.is_lost
+    }
+
+    /// Whether this node waits for a new id.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.is_lost
     }
 
     /// This node's own candidate state.
@@ -100,14 +127,18 @@ impl Bootstrap {
         }
     }
 
-    /// To be called once the promise in `own` is durable.
+    /// To be called once `own`, with a promise or a new id, is durable.
     pub fn promised(&mut self, own: Candidate) {
         self.own = own;
+        self.is_lost = false;
     }
 
     /// Returns the next action in the current state.
     #[must_use]
     pub fn step(&self) -> BootstrapStep {
+        if self.is_lost {
+            return BootstrapStep::Wait { missing: Vec::new() };
+        }
         let me = member(&self.own).node;
         let is_missing = |listed: &&Listed| {
             listed.node != me
@@ -132,6 +163,9 @@ impl Bootstrap {
 
     /// Handles the hello of another node, on a connection that either side opened.
     pub fn heard(&mut self, hello: &Hello) -> BootstrapStep {
+        if let Some(renamed) = self.renamed(hello) {
+            return BootstrapStep::Promise(renamed);
+        }
         let own = member(&self.own);
         if let Err(refusal) = check(hello, own) {
             return BootstrapStep::Refuse(refusal);
@@ -141,6 +175,22 @@ impl Bootstrap {
             (None, Some(candidate)) => self.heard_candidate(hello, candidate),
             (None, None) => BootstrapStep::Refuse(malformed(hello)),
         }
+    }
+
+    /// This node under the id by which a member calls it, if the node waits for an id and that one was never
+    /// used. It joins like any new node then: its promise to found a cluster, which it has not made, is void.
+    fn renamed(&self, hello: &Hello) -> Option<Candidate> {
+        let founding = hello.founding.as_ref().filter(|_| self.is_lost && hello.protocol == PROTOCOL)?;
+        let members = Members::from(hello.members.clone()?);
+        let is_member = hello.cluster.len() == ID_BYTES
+            && founding.cluster == hello.cluster
+            && members.nodes.contains_key(&hello.node);
+        let last = members.nodes.keys().chain(members.removed.keys()).max().copied()?;
+        (is_member && hello.to > last).then(|| Candidate {
+            member: Some(Member { node: hello.to, ..member(&self.own).clone() }),
+            nodes: Vec::new(),
+            ..self.own.clone()
+        })
     }
 
     fn heard_candidate(&mut self, hello: &Hello, candidate: &Candidate) -> BootstrapStep {

@@ -26,8 +26,8 @@ pub(super) fn malformed(hello: &Hello) -> Refusal {
 
 pub(super) fn gone(node: u64) -> Refusal {
     let text = format!(
-        "node {node}'s data are gone: `lockkeeper cluster remove {node}`, then add it under a new id, with an empty data \
-         directory. The cluster knows another data directory of node {node}; without what that one held it could help to \
+        "node {node}'s data are gone: start it with `--rejoin`, then `lockkeeper cluster replace {node}` takes it in under \
+         a new id. The cluster knows another data directory of node {node}; without what that one held it could help to \
          undo what was acknowledged"
     );
     no_place(node, RefusalCode::Wiped, text)

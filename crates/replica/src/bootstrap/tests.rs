@@ -6,6 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::*;
 
+mod rejoin;
+
 const NODES: [u64; 3] = [1, 2, 3];
 
 fn candidate(node: u64, generation: u8) -> Candidate {
@@ -278,9 +280,9 @@ fn member_admits_known_peers_and_refuses_others_with_instructions() {
         "Stranger node 2 belongs to another cluster than node 1: an address leads to another cluster, or data directories \
          were exchanged"
     );
-    let gone = "Wiped node 2's data are gone: `lockkeeper cluster remove 2`, then add it under a new id, with an empty \
-                data directory. The cluster knows another data directory of node 2; without what that one held it could \
-                help to undo what was acknowledged";
+    let gone = "Wiped node 2's data are gone: start it with `--rejoin`, then `lockkeeper cluster replace 2` takes it \
+                in under a new id. The cluster knows another data directory of node 2; without what that one held it \
+                could help to undo what was acknowledged";
     assert_eq!(changed(&|hello| hello.incarnation = vec![33; ID_BYTES]), gone);
     let wiped = Bootstrap::new(candidate(2, 1)).hello(1, Lane::Greeting);
     assert_eq!(refused(&founding, &members, &wiped), gone, "it has nothing any more");

@@ -47,8 +47,8 @@ impl Replica {
     }
 
     /// Judges an operator's order to end a session. If the session may be ended, nothing is acknowledged for
-    /// it from here on, so that its client relies on no lease that the order ends (P5). Otherwise the order is
-    /// answered.
+    /// it from here on, so that its client relies on no lease that the order ends (P5). Otherwise the order
+    /// is answered.
     pub(super) fn may_be_ended(&mut self, ask: AskId, session: SessionId, now: bool) -> bool {
         if !now && self.is_attached(session) {
             let attached = Answer::SessionEnded(v1::EndSessionResult::Attached);

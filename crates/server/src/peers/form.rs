@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_replica::bootstrap::{Bootstrap, BootstrapStep};
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
-use lockkeeper_wire::store::{Candidate, Founding};
+use lockkeeper_wire::store::{Candidate, Founding, Member};
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
@@ -21,12 +21,33 @@ use super::handshake::{self, Greeter, NoLink};
 use super::listen::listen;
 use crate::error::ServeError;
 use crate::observe::notify;
+use crate::options::ServerOptions;
 use crate::tls::NodeTls;
 
 /// The interval at which the state of the other nodes is checked; changes are logged.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// After this time, the state is logged again although it has not changed.
 const SAY_AGAIN: Duration = Duration::from_secs(30);
+
+/// The other nodes that a node without a cluster asks.
+pub(crate) struct Others {
+    /// Addresses, each with the id that must answer there; 0: any.
+    addresses: Vec<(u64, String)>,
+    /// Whether the node may take a new id: see [`Bootstrap::rejoining`].
+    rejoins: bool,
+}
+
+impl Others {
+    pub(crate) fn of(options: &ServerOptions, own: &Candidate) -> Self {
+        let member = own.member.clone().unwrap_or_default();
+        // Nodes may have taken other ids since the list was written.
+        let id = |node: u64| if options.rejoin { 0 } else { node };
+        let listed = options.cluster.iter().filter(|(_, address)| **address != member.peer_address);
+        let listed = listed.map(|(node, address)| (id(*node), address.clone()));
+        let join = options.join.iter().map(|address| (0, address.clone()));
+        Self { addresses: listed.chain(join).collect(), rejoins: options.rejoin }
+    }
+}
 
 /// The outcome of [`form`].
 #[derive(Clone, Debug)]
@@ -54,14 +75,13 @@ struct Forming {
 }
 
 /// Bootstraps or joins a cluster. Returns the bootstrap record, which makes this node a member once it is
-/// written. `join` is the address of a member. `progress` gets what this node waits for, in words. `keep`
-/// makes a candidate durable.
+/// written. `progress` gets what this node waits for, in words. `keep` makes a candidate durable.
 ///
 /// # Errors
 /// The cluster refuses this node, or a candidate can't be stored.
 pub(crate) async fn form(
     own: Candidate,
-    join: Option<String>,
+    others: Others,
     listener: &TcpListener,
     progress: watch::Sender<String>,
     tls: Option<Arc<NodeTls>>,
@@ -69,7 +89,7 @@ pub(crate) async fn form(
 ) -> Result<Founding, ServeError> {
     let (sender, mut outcome) = watch::channel(None);
     let forming = Arc::new(Forming {
-        founder: Mutex::new(Bootstrap::new(own.clone())),
+        founder: Mutex::new(if others.rejoins { Bootstrap::rejoining(own) } else { Bootstrap::new(own) }),
         keep: Box::new(keep),
         outcome: sender,
         failed: Mutex::default(),
@@ -80,14 +100,10 @@ pub(crate) async fn form(
     });
     forming.follow(|founder| founder.step()).map_err(ServeError::Refused)?;
     let mut tasks = JoinSet::new();
-    let me = forming.founder.lock().hello(0, Lane::Greeting).node;
-    for listed in own.nodes.iter().filter(|listed| listed.node != me) {
-        tasks.spawn(forming.clone().ask(listed.node, listed.peer_address.clone()));
+    for (node, address) in &others.addresses {
+        tasks.spawn(forming.clone().ask(*node, address.clone()));
     }
-    if let Some(address) = &join {
-        tasks.spawn(forming.clone().ask(0, address.clone()));
-    }
-    tasks.spawn(forming.clone().say(join));
+    tasks.spawn(forming.clone().say(others));
     let greeter: Arc<dyn Greeter> = forming.clone();
     let decided = tokio::select! {
         decided = outcome.wait_for(Option::is_some) => decided.ok().and_then(|decided| decided.clone()),
@@ -129,6 +145,7 @@ impl Forming {
                     self.outcome.send_replace(Some(FormationOutcome::Found(founding)));
                     return Ok(());
                 }
+                BootstrapStep::Stop(refusal) if founder.refused_for_good() => return Err(refusal),
                 BootstrapStep::Stop(refusal) => {
                     self.outcome.send_replace(Some(FormationOutcome::Stop(refusal.clone())));
                     return Err(refusal);
@@ -139,15 +156,17 @@ impl Forming {
 
     /// Repeats handshakes with one node, so that each learns the other's state.
     async fn ask(self: Arc<Self>, node: u64, address: String) {
-        let me = self.founder.lock().own().member.as_ref().map_or(0, |member| member.node);
         let mut pause = PAUSE_MIN;
         loop {
             let moved = self.moved.notified();
             let heard = match handshake::open(&address, node, Lane::Greeting, &*self).await {
                 Ok(_) => "it answers".to_owned(),
-                Err(NoLink::Refused(refusal)) if is_final(&refusal, me) => {
-                    self.outcome.send_replace(Some(FormationOutcome::Stop(refusal)));
-                    return;
+                Err(NoLink::Refused(refusal)) if self.is_final(&refusal) => {
+                    if !self.founder.lock().refused_for_good() {
+                        self.outcome.send_replace(Some(FormationOutcome::Stop(refusal)));
+                        return;
+                    }
+                    refusal.text
                 }
                 Err(NoLink::Unreachable(error)) if error.kind() == ErrorKind::ConnectionRefused => {
                     "nobody listens there".to_owned()
@@ -166,11 +185,11 @@ impl Forming {
     }
 
     /// Logs what this node waits for: soon after its start, at each change, and from time to time.
-    async fn say(self: Arc<Self>, join: Option<String>) {
+    async fn say(self: Arc<Self>, others: Others) {
         let (mut said, mut last) = (String::new(), Instant::now());
         loop {
             tokio::time::sleep(CHECK_EVERY).await;
-            let text = self.waits_for(join.as_deref());
+            let text = self.waits_for(&others);
             if text != said || last.elapsed() >= SAY_AGAIN {
                 tracing::info!("{text}");
                 notify(sd_notify::NotifyState::Status(&text));
@@ -180,15 +199,28 @@ impl Forming {
         }
     }
 
-    fn waits_for(&self, join: Option<&str>) -> String {
-        let (step, own) = {
+    /// Whether the refusal is for good, and for this node.
+    fn is_final(&self, refusal: &Refusal) -> bool {
+        let me = self.founder.lock().own().member.as_ref().map_or(0, |member| member.node);
+        is_final(refusal, me)
+    }
+
+    fn waits_for(&self, others: &Others) -> String {
+        let (step, own, is_lost) = {
             let founder = self.founder.lock();
-            (founder.step(), founder.own().clone())
+            (founder.step(), founder.own().clone(), founder.is_lost())
         };
+        let Member { node, peer_address, .. } = own.member.unwrap_or_default();
+        if is_lost {
+            return format!(
+                "the cluster knows node {node} with other data, or has removed it: this node waits for a new id \
+                 (`lockkeeper cluster replace {node}`; if it was removed already, `lockkeeper cluster add`)"
+            );
+        }
         let heard = self.heard.lock();
         let state = |address: &str| heard.get(address).map_or("not asked yet", String::as_str);
-        match (step, join) {
-            (BootstrapStep::Wait { missing }, None) if !missing.is_empty() => {
+        match (step, others.addresses.first()) {
+            (BootstrapStep::Wait { missing }, _) if !missing.is_empty() => {
                 let of = own.nodes.iter().filter(|listed| missing.contains(&listed.node));
                 let nodes =
                     of.map(|it| format!("{} at {} ({})", it.node, it.peer_address, state(&it.peer_address)));
@@ -197,15 +229,10 @@ impl Forming {
                     nodes.collect::<Vec<_>>().join(", ")
                 )
             }
-            (_, Some(join)) => {
-                let member = own.member.unwrap_or_default();
-                format!(
-                    "waiting to be added to the cluster of {join} ({}): `lockkeeper cluster add {}={}`",
-                    state(join),
-                    member.node,
-                    member.peer_address
-                )
-            }
+            (_, Some((_, member))) if own.nodes.is_empty() => format!(
+                "waiting to be added to the cluster of {member} ({}): `lockkeeper cluster add {node}={peer_address}`",
+                state(member)
+            ),
             _ => "all nodes of the new cluster have answered".to_owned(),
         }
     }

@@ -56,7 +56,7 @@ pub(crate) use ask::who_waits;
 pub(crate) use bulk::{Arrived, Bulk, PATIENCE};
 use dial::Dialler;
 pub(crate) use directory::Directory;
-pub(crate) use form::form;
+pub(crate) use form::{Others, form};
 use link::{Incoming, PeerOutbox, ReadOutcome};
 use listen::listen;
 pub(crate) use poll::Bell;

@@ -99,7 +99,7 @@ fn tls_pair() -> (Transport<net::TcpStream>, Transport<net::TcpStream>) {
     let authority = Authority::new();
     let folder = tempfile::tempdir().expect("a folder");
     let tls = |node: u64| {
-        let issued = authority.issue(&[], &[&NodeName { cluster: "c".to_owned(), node }.uri()]);
+        let issued = authority.issue(&[], &[&NodeName { cluster: "c".to_owned(), node: Some(node) }.uri()]);
         let [certificate, key] = issued.write(folder.path(), &node.to_string());
         let ca = authority.write(folder.path(), "ca");
         NodeTls::load(&TlsFiles { certificate, key, ca }).expect("usable files")

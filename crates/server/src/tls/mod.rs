@@ -167,8 +167,8 @@ impl NodeTls {
                 found.cluster, own.cluster
             ));
         }
-        if node != 0 && found.node != node {
-            return Err(format!("the certificate is of node {}, not of node {node}", found.node));
+        if let Some(certified) = found.node.filter(|certified| node != 0 && *certified != node) {
+            return Err(format!("the certificate is of node {certified}, not of node {node}"));
         }
         Ok(())
     }

@@ -9,28 +9,31 @@ use rustls::pki_types::pem::PemObject;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// The URI of a node in its certificate: `lockkeeper:cluster/NAME/node/2`.
+/// The URI of a node in its certificate: `lockkeeper:cluster/NAME/node/2`, or `lockkeeper:cluster/NAME/node/any`.
 const NODE_URI: &str = "lockkeeper:cluster/";
+const ANY: &str = "any";
 
 /// A node, as its certificate names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NodeName {
     /// The cluster's name, which `lockkeeper tls init` has chosen.
     pub cluster: String,
-    /// The node's id.
-    pub node: u64,
+    /// The node's id; `None`: the certificate serves for each node of the cluster.
+    pub node: Option<u64>,
 }
 
 impl NodeName {
     /// The URI that a node's certificate has among its subject's alternative names.
     #[must_use]
     pub fn uri(&self) -> String {
-        format!("{NODE_URI}{}/node/{}", self.cluster, self.node)
+        let node = self.node.map_or_else(|| ANY.to_owned(), |node| node.to_string());
+        format!("{NODE_URI}{}/node/{node}", self.cluster)
     }
 
     fn parse(uri: &str) -> Option<Self> {
         let (cluster, node) = uri.strip_prefix(NODE_URI)?.split_once("/node/")?;
-        let node = node.parse().ok().filter(|node| *node > 0)?;
+        let number = || node.parse().ok().filter(|node| *node > 0);
+        let node = if node == ANY { None } else { Some(number()?) };
         let is_name = !cluster.is_empty() && !cluster.contains('/');
         is_name.then(|| Self { cluster: cluster.to_owned(), node })
     }
@@ -38,7 +41,10 @@ impl NodeName {
 
 impl fmt::Display for NodeName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "node {} of the cluster `{}`", self.node, self.cluster)
+        match self.node {
+            Some(node) => write!(f, "node {node} of the cluster `{}`", self.cluster),
+            None => write!(f, "any node of the cluster `{}`", self.cluster),
+        }
     }
 }
 
@@ -140,8 +146,10 @@ mod tests {
 
     #[test]
     fn node_is_named_by_its_uri_and_nothing_else_is_a_node() {
-        let name = NodeName { cluster: "9f2c".to_owned(), node: 2 };
-        assert_eq!(NodeName::parse(&name.uri()), Some(name));
+        for node in [Some(2), None] {
+            let name = NodeName { cluster: "9f2c".to_owned(), node };
+            assert_eq!(NodeName::parse(&name.uri()), Some(name));
+        }
         for other in [
             "lockkeeper:cluster//node/2",
             "lockkeeper:cluster/a/node/0",

@@ -41,7 +41,7 @@ impl ClientTls {
     /// Writes the files of node 1 into `folder`.
     pub(crate) fn certify(folder: &Path) -> (TlsFiles, Self) {
         let authority = Authority::new();
-        let name = NodeName { cluster: "attacked".to_owned(), node: 1 };
+        let name = NodeName { cluster: "attacked".to_owned(), node: Some(1) };
         let node = authority.issue(&["localhost"], &[&name.uri()]);
         let client = authority.issue(&["witness"], &[]);
         let [certificate, key] = node.write(folder, "node");

@@ -36,14 +36,16 @@ impl Subject {
     /// The name of its files, without the ending.
     fn stem(&self) -> String {
         match self {
-            Self::Node(name, _) => format!("node-{}", name.node),
+            Self::Node(NodeName { node: Some(node), .. }, _) => format!("node-{node}"),
+            Self::Node(_, _) => "node".to_owned(),
             Self::Client(name) => name.clone(),
         }
     }
 
     fn common_name(&self) -> String {
         match self {
-            Self::Node(name, _) => format!("lockkeeper node {}", name.node),
+            Self::Node(NodeName { node: Some(node), .. }, _) => format!("lockkeeper node {node}"),
+            Self::Node(_, _) => "lockkeeper node".to_owned(),
             Self::Client(name) => name.clone(),
         }
     }

@@ -43,7 +43,8 @@ fn init(args: &TlsInit) -> Result<u8, Failure> {
     let authority = Authority::create(&args.dir, &random_name()?)?;
     for node in 1..=args.nodes {
         let hosts = args.host.iter().filter(|(of, _)| *of == node).map(|(_, host)| host.clone());
-        let subject = Subject::Node(NodeName { cluster: cluster.clone(), node }, with_loopback(hosts));
+        let name = NodeName { cluster: cluster.clone(), node: Some(node) };
+        let subject = Subject::Node(name, with_loopback(hosts));
         authority.issue(&subject, args.days, None)?;
     }
     authority.issue(&Subject::Client(CLIENT.to_owned()), args.days, None)?;
@@ -57,12 +58,12 @@ fn init(args: &TlsInit) -> Result<u8, Failure> {
 
 fn issue(args: &TlsIssue) -> Result<u8, Failure> {
     let authority = Authority::open(&args.dir)?;
-    let subject = match (args.node, &args.client) {
-        (Some(node), _) => {
-            let cluster = args.cluster_name.clone().map_or_else(|| cluster_of(&args.dir), Ok)?;
-            Subject::Node(NodeName { cluster, node }, with_loopback(args.host.iter().cloned()))
-        }
-        (None, client) => Subject::Client(client.clone().unwrap_or_default()),
+    let subject = if let Some(client) = &args.client {
+        Subject::Client(client.clone())
+    } else {
+        let cluster = args.cluster_name.clone().map_or_else(|| cluster_of(&args.dir), Ok)?;
+        let name = NodeName { cluster, node: args.node };
+        Subject::Node(name, with_loopback(args.host.iter().cloned()))
     };
     let file = authority.issue(&subject, args.days, None)?;
     print(&[file], false)
@@ -108,7 +109,7 @@ fn print(paths: &[PathBuf], as_json: bool) -> Result<u8, Failure> {
             output::json(&json!({
                 "file": file.to_string_lossy(),
                 "identity": names.identity(),
-                "node": names.node().map(|node| node.node),
+                "node": names.node().and_then(|node| node.node),
                 "cluster": names.node().map(|node| node.cluster.as_str()),
                 "hosts": names.hosts(),
                 "expires": humantime::format_rfc3339_seconds(names.expires()).to_string(),

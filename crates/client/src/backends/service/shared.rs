@@ -25,8 +25,8 @@ use super::carrier::{Carrier, CarrierOutput, SessionKey, StreamEnding, StreamId}
 use super::credentials::Credentials;
 use super::failures::{self, NodeFailure, Why};
 
-/// Turns of the runtime from a frame in the socket to [`ServiceShared::received`]: the connection's task reads
-/// it, then the stream's task takes it. One more in case that the socket had to be polled first.
+/// Turns of the runtime from a frame in the socket to [`ServiceShared::received`]: the socket is polled, the
+/// connection's task reads the frame, the stream's task takes it.
 const READ_STEPS: usize = 3;
 
 /// See the module documentation.
@@ -281,9 +281,9 @@ impl ServiceShared {
             if self.state().leaving {
                 return;
             }
-            // When this process is late, the answer of a service may have arrived and not been read yet. It is
-            // read first: a client that took its own delay for the service's silence would connect anew, which
-            // costs the time that it lacks.
+            // When this process is late, the service's answer may have arrived and not been read yet. It is read
+            // first: a client that took its own delay for the service's silence would connect anew, and lose the
+            // time that it lacks.
             for _ in 0..READ_STEPS {
                 tokio::task::yield_now().await;
             }

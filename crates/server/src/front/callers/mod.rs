@@ -144,7 +144,8 @@ impl Callers {
                 "your certificate is of {node}, which is not this cluster"
             )));
         }
-        if !self.directory.get().is_some_and(|directory| directory.is_member(node.node)) {
+        let is_member = |node| self.directory.get().is_some_and(|directory| directory.is_member(node));
+        if !node.node.is_none_or(is_member) {
             return Err(Status::permission_denied(format!(
                 "your certificate is of {node}, which is no member of this cluster, or was removed (`lockkeeper cluster status`)"
             )));

@@ -39,13 +39,13 @@ struct Certificates {
 
 fn certificates(folder: &Path) -> Certificates {
     let authority = Authority::new();
-    let name = NodeName { cluster: "test".to_owned(), node: 1 };
+    let name = NodeName { cluster: "test".to_owned(), node: Some(1) };
     let node = authority.issue(&["localhost"], &[&name.uri()]);
     let [certificate, key] = node.write(folder, "node");
     let files = TlsFiles { certificate, key, ca: authority.write(folder, "ca") };
     let client = authority.issue(&["billing"], &[]);
     let others = [2, 3].map(|node| {
-        let name = NodeName { cluster: "test".to_owned(), node };
+        let name = NodeName { cluster: "test".to_owned(), node: Some(node) };
         authority.issue(&["localhost"], &[&name.uri()])
     });
     let certificate = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();

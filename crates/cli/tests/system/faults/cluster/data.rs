@@ -16,7 +16,7 @@ pub(crate) fn is_refused(server: &mut Server, node: usize) {
     let log = server.log();
     assert_eq!(status.code(), Some(i32::from(exit::CONFIG)), "{log}");
     let line = log.lines().rfind(|line| line.starts_with("lockkeeper: ")).unwrap_or_default();
-    let gone = format!("node {}'s data are gone: `lockkeeper cluster remove {}`", node + 1, node + 1);
+    let gone = format!("node {}'s data are gone: start it with `--rejoin`", node + 1);
     assert!(line.contains(&gone) && line.contains("under a new id"), "{log}");
 }
 
