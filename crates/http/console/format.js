@@ -41,14 +41,15 @@ export function duration(ms) {
 }
 
 /**
- * A configured duration, in the greatest unit that divides it: `30 s`, `1,500 ms`.
+ * A configured duration, in the greatest unit that divides it: `30 s`, `1,500 ms`, `1 h`.
  *
  * @param {number} ms
  */
 export function setting(ms) {
   if (ms === 0) return '0';
   if (ms % 1_000 !== 0) return `${count(ms)} ms`;
-  return ms % 60_000 === 0 ? `${count(ms / 60_000)} min` : `${count(ms / 1_000)} s`;
+  if (ms % 60_000 !== 0) return `${count(ms / 1_000)} s`;
+  return ms % 3_600_000 === 0 ? `${count(ms / 3_600_000)} h` : `${count(ms / 60_000)} min`;
 }
 
 /**

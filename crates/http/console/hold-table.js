@@ -117,8 +117,8 @@ export function holderOf({ label, identity, session }) {
   );
 }
 
-/** @param {FullHold} hold */
-function stateCell(hold) {
+/** @param {import('./lock-model.js').Hold} hold */
+export function stateCell(hold) {
   if (hold.state === 'held') return el('span', { class: 'state held' }, 'held');
   if (hold.state === 'closed') return el('span', { class: 'state closed' }, 'closed, ', el('span', { 'data-left': '' }));
   return [

@@ -8,6 +8,7 @@ import { access } from './api.js';
 import { identity, signOut, watchAccess } from './sign-in.js';
 import { store } from './lock-store.js';
 import { token } from './token.js';
+import { attentionTitle, mountAttention } from './view-attention.js';
 import { auditTitle, mountAudit } from './view-audit.js';
 import { lockTitle, mountLock } from './view-lock.js';
 import { lastLocksHref, locksTitle, mountLocks } from './view-locks.js';
@@ -26,6 +27,7 @@ import { mountSessions, sessionsTitle } from './view-sessions.js';
 
 /** @type {Record<string, View>} */
 const VIEWS = {
+  attention: { tab: 'attention', title: attentionTitle, mount: mountAttention },
   locks: { tab: 'locks', title: locksTitle, mount: mountLocks },
   lock: { tab: 'locks', title: lockTitle, mount: mountLock },
   sessions: { tab: 'sessions', title: sessionsTitle, mount: mountSessions },
@@ -46,7 +48,7 @@ function show() {
   if (location.hash === '#content') return;
   const route = currentRoute();
   const isSession = route.view === 'sessions' && route.rest !== '';
-  const name = isSession ? 'session' : Object.hasOwn(VIEWS, route.view) ? route.view : 'locks';
+  const name = isSession ? 'session' : Object.hasOwn(VIEWS, route.view) ? route.view : 'attention';
   const view = VIEWS[name];
   document.title = `${view.title(route)} – Lockkeeper`;
   for (const link of links) {

@@ -14,9 +14,10 @@ import { problemBox } from './problem-box.js';
  * @property {number} number
  * @property {string} numberName what is to be typed, in words
  * @property {any[]} before what stands above the reason
- * @property {string} reasonHelp
+ * @property {string} [reasonHelp] absent: the order needs no reason
  * @property {any[]} [after] what stands below the reason
- * @property {(reason: string) => Promise<any>} send
+ * @property {(reason: string, stop: AbortSignal, progress: (text: string) => void) => Promise<any>} send `stop`: the dialog was closed
+ * @property {boolean} [isStoppable] the dialog may be closed while the order is sent
  * @property {(answer: any) => { box: HTMLElement, isOver: boolean }} show `isOver`: the order need not be sent again
  * @property {string} refused the consequence of a refusal
  * @property {string} concerns what a repeated order concerns
@@ -33,50 +34,59 @@ export function openOrder(order, signal, done) {
   const reason = el('input', { type: 'text', required: true, autocomplete: 'off', maxlength: 256 });
   const typed = el('input', { type: 'text', inputmode: 'numeric', autocomplete: 'off', spellcheck: 'false', class: 'num' });
   const button = el('button', { class: 'danger filled', disabled: true }, order.verb());
+  const needsReason = order.reasonHelp !== undefined;
+  const stop = new AbortController();
   let isSending = false;
 
   const check = () => {
-    button.disabled = isSending || typed.value.trim() !== String(number) || reason.value.trim() === '';
+    button.disabled = isSending || typed.value.trim() !== String(number) || (needsReason && reason.value.trim() === '');
     typed.setAttribute('aria-invalid', String(typed.value !== '' && !String(number).startsWith(typed.value.trim())));
   };
 
-  openDialog(order.heading, signal, (close) => {
+  const dialog = openDialog(order.heading, signal, (close) => {
     const form = el('form', { method: 'dialog', oninput: check, onchange: () => setText(button, order.verb()) });
     const cancel = el('button', { type: 'button', onclick: close }, 'Cancel');
     const setSending = (/** @type {boolean} */ is) => {
       isSending = is;
-      form.closest('dialog')?.classList.toggle('sending', is);
+      form.closest('dialog')?.classList.toggle('sending', is && order.isStoppable !== true);
+      if (order.isStoppable === true) setText(cancel, is ? 'Stop' : 'Cancel');
       check();
     };
     form.addEventListener('submit', async (/** @type {Event} */ event) => {
       event.preventDefault();
       if (button.disabled) return;
       setSending(true);
-      fill(answer, el('p', { class: 'dim' }, 'Sending the order…'));
+      const sent = el('p', { class: 'dim' }, 'Sending the order…');
+      fill(answer, sent);
       try {
-        const { box, isOver } = order.show(await order.send(reason.value.trim()));
+        const { box, isOver } = order.show(await order.send(reason.value.trim(), stop.signal, (text) => setText(sent, text)));
+        setSending(false);
         fill(answer, box);
         form.classList.toggle('over', isOver);
         if (isOver) setText(cancel, 'Close');
         if (isOver) cancel.focus();
       } catch (error) {
         if (isAbort(error)) return;
+        setSending(false);
         const problem = asProblem(error);
         const isRefused = problem.status >= 400 && problem.status < 500;
         const hint = isRefused ? '' : `Whether the order has had its effect is unknown. It may be sent again: it concerns ${order.concerns} only.`;
         fill(answer, problemBox(isRefused ? order.refused : 'There was no answer to the order', problem, { hint }));
       }
       done();
-      setSending(false);
     });
     form.append(
-      el('div', { class: 'inputs' }, order.before, field('Reason', reason, order.reasonHelp), order.after ?? [], field(`Type the ${order.numberName} ${number} to confirm`, typed)),
+      el('div', { class: 'inputs' }, order.before, needsReason ? field('Reason', reason, order.reasonHelp) : [], order.after ?? [], field(`Type the ${order.numberName} ${number} to confirm`, typed)),
       answer,
       el('div', { class: 'actions' }, button, cancel),
     );
     return [form];
   });
-  reason.focus();
+  dialog.addEventListener('close', () => {
+    stop.abort();
+    if (isSending) done();
+  });
+  (needsReason ? reason : typed).focus();
 }
 
 /**

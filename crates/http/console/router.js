@@ -20,7 +20,7 @@ export function currentRoute() {
     if (equals > 0) parameters.set(decoded(pair.slice(0, equals)), decoded(pair.slice(equals + 1)));
   }
   const view = slash < 0 ? path : path.slice(0, slash);
-  return { view: view === '' ? 'locks' : view, rest: slash < 0 ? '' : decoded(path.slice(slash + 1)), parameters };
+  return { view: view === '' ? 'attention' : view, rest: slash < 0 ? '' : decoded(path.slice(slash + 1)), parameters };
 }
 
 /**

@@ -2,15 +2,15 @@
 // The view of all locks, as a tree or flat, live.
 
 import { el, fill, setText, visible } from './dom.js';
-import { clock, count, counted } from './format.js';
+import { count, counted } from './format.js';
 import { lockHref, viewHref } from './names.js';
 import { stateOf } from './lock-model.js';
 import { COLUMNS, createLockRow } from './lock-row.js';
-import { LOCKS_MAX, store } from './lock-store.js';
+import { store } from './lock-store.js';
 import { Expansion, LockTree } from './lock-tree.js';
-import { problemBox } from './problem-box.js';
-import { VirtualList } from './virtual-list.js';
 import { replaceRoute } from './router.js';
+import { VirtualList } from './virtual-list.js';
+import { showWatchNotice } from './watch-notice.js';
 
 /** @typedef {import('./lock-tree.js').TreeNode} TreeNode */
 /** @typedef {import('./lock-model.js').Lock} Lock */
@@ -233,22 +233,10 @@ export function mountLocks(route, root, signal) {
   }
 
   function showStatus() {
-    const { status } = store;
-    /** @type {any[]} */
-    const boxes = [];
-    if (status.state === 'refused' && status.problem !== null) {
-      const hint = status.problem.status === 403 ? 'If you may read some names only, choose one of them as the scope.' : '';
-      boxes.push(problemBox('The locks can’t be watched', status.problem, { hint, retry: () => store.retry() }));
-      if (status.problem.status === 403) showScope(true);
-    }
-    if (status.state === 'offline') {
-      boxes.push(el('p', { class: 'box bad' }, `No connection to the node since ${clock(status.since)}. ${store.hasSynced ? 'The list is as it was then. ' : ''}It is tried again by itself; the button at the top right does it at once.`));
-    }
-    if (store.isTruncated) {
-      boxes.push(el('p', { class: 'box warn' }, `There are more locks than this page shows: it keeps ${count(LOCKS_MAX)}. Choose a scope to see the others.`));
-    }
-    fill(notice, boxes);
-    list.element.classList.toggle('stale', status.state !== 'live' && status.state !== 'loading');
+    const { state, problem } = store.status;
+    showWatchNotice(notice);
+    if (state === 'refused' && problem?.status === 403) showScope(true);
+    list.element.classList.toggle('stale', state !== 'live' && state !== 'loading');
   }
 
   /** @param {boolean} isExpanded */

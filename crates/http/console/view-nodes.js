@@ -1,21 +1,16 @@
 // @ts-check
-// The nodes of the cluster: who leads, how far each is, and how each is.
+// The nodes of the cluster: who leads, how far each is, how each is, and the order to make another lead.
 
-import { asProblem, get, isAbort } from './api.js';
 import { el, fill, foreign, panel, setText } from './dom.js';
 import { bytes, clock, count, dateTime, duration, utc } from './format.js';
 import { fillRow, keyedTable } from './hold-table.js';
+import { BEHIND_MAX, CERTIFICATE_MS, failuresLeft, findingsList, findingsOf } from './node-findings.js';
+import { watchNodes } from './node-watch.js';
 import { problemBox } from './problem-box.js';
-import { refresh } from './refresh.js';
+import { openTransfer } from './transfer-dialog.js';
 
-const REFRESH_MS = 2_000;
-/** A certificate that ends sooner is shown as a warning, in milliseconds. */
-const CERTIFICATE_MS = 14 * 24 * 3_600_000;
 /** A disk that will be full sooner is shown with that time. */
 const HOUR_SECONDS = 3_600;
-
-/** A node applies what is committed at once; with more entries to go it is too slow, or catches up after its start. */
-const BEHIND_MAX = 10_000;
 
 const DAY_MS = 24 * 3_600_000;
 
@@ -34,81 +29,40 @@ export function mountNodes(_route, root, signal) {
   const asOf = el('span', { class: 'dim' });
   const cards = el('div', { class: 'cards' });
   const failed = el('div');
-  /** @type {any} */
-  let own = null;
-  /** @type {any} */
-  let members = null;
-  /** Statuses of other nodes, by id. */
-  const others = new Map();
-  /** Nodes that have not answered yet. */
-  const asked = new Set();
-  let isLeaderless = false;
-  /** A node of an older version does not pass the question on. */
-  let asksOthers = true;
+  const findings = el('div');
+  const attention = panel('Needs attention', null, findings);
+  attention.hidden = true;
 
-  const columns = ['Node', 'Part', 'Answers', 'Behind the leader', 'To nodes', 'To clients'];
+  const columns = ['Node', 'Part', 'Answers', 'Behind the leader', 'To nodes', 'To clients', 'Action'];
   const table = keyedTable('Members', columns, (/** @type {any} */ it) => String(it.node), (it, row) => {
-    fillRow(row, columns, it, () => [
+    // What changes with each entry of the log is filled in beside: else the button would lose the focus.
+    const { behind, matched, receives_snapshot: isFilled, ...rest } = it;
+    fillRow(row, columns, rest, () => [
       el('span', { class: 'num' }, `node ${it.node}`, it.isLeader ? el('span', { class: 'tag' }, 'leader') : null, it.isOwn ? el('span', { class: 'tag' }, 'this node') : null),
       it.part === 'voter' ? 'voter' : el('span', { class: 'state closed' }, it.part),
       it.isStale ? el('span', { class: 'dim' }, 'unknown') : el('span', { class: `state ${it.answers ? 'held' : 'breaking'}` }, it.answers ? 'answers' : 'does not answer'),
-      lag(it),
+      el('span', { 'data-lag': '' }),
       it.peer_address === '' ? el('span', { class: 'dim' }, 'none') : foreign(it.peer_address),
       foreign(it.client_address),
+      it.mayLead ? el('button', { type: 'button', 'aria-label': `Make node ${it.node} the leader`, onclick: () => openTransfer(it.node, nodes.members?.leader ?? 0, signal, againMembers) }, 'Make leader…') : '',
     ]);
+    const cell = row.querySelector('[data-lag]');
+    if (cell instanceof HTMLElement) showLag(cell, it);
   });
-  fill(root, el('div', { class: 'page-head' }, el('h1', {}, 'Nodes'), lead), alarm, panel('Members', asOf, table.element), failed, cards);
+  fill(root, el('div', { class: 'page-head' }, el('h1', {}, 'Nodes'), lead), alarm, attention, panel('Members', asOf, table.element), failed, cards);
 
-  const againMembers = refresh(REFRESH_MS, signal, (inner) => get('v1/members', inner), (json) => {
-    members = json;
-    isLeaderless = false;
-    fill(alarm);
-    showMembers();
-  }, (problem) => {
-    members = null;
-    isLeaderless = problem.status !== 401 && problem.status !== 403 && problem.status !== 429;
-    fill(alarm, membersAlarm(problem));
-    showMembers();
-  });
-  const againStatus = refresh(REFRESH_MS, signal, readStatus, () => {
-    fill(failed);
-    showMembers();
-    showCards();
-  }, (problem) => {
-    fill(failed, problemBox('This node’s status can’t be read', problem, { retry: () => againStatus() }));
-  });
+  const { nodes, againMembers, againStatus } = watchNodes(signal, show);
 
-  /** @param {AbortSignal} inner */
-  async function readStatus(inner) {
-    own = await get('v1/status', inner);
-    const ids = own.members.map((/** @type {any} */ it) => it.node).filter((/** @type {number} */ id) => id !== own.node);
-    const known = new Set(ids);
-    for (const id of others.keys()) if (!known.has(id)) others.delete(id);
-    if (!asksOthers) return;
-    // Each is shown when it answers: one that hangs holds up no other.
-    for (const id of ids) if (!asked.has(id)) void readOther(id, inner);
-  }
-
-  /**
-   * @param {number} id
-   * @param {AbortSignal} inner
-   */
-  async function readOther(id, inner) {
-    asked.add(id);
-    try {
-      const status = await get(`v1/status?node=${id}`, inner);
-      // An older node ignores the number, and answers for itself.
-      if (status.node === own.node) {
-        asksOthers = false;
-        others.clear();
-      } else {
-        others.set(id, { status });
-      }
-    } catch (error) {
-      if (!isAbort(error)) others.set(id, { problem: asProblem(error).detail });
-    }
-    asked.delete(id);
-    if (!inner.aborted) showCards();
+  function show() {
+    const { membersProblem, statusProblem } = nodes;
+    fill(alarm, membersProblem === null ? null : membersAlarm(membersProblem));
+    fill(failed, statusProblem === null ? null : problemBox('This node’s status can’t be read', statusProblem, { retry: () => againStatus() }));
+    // Without a leader the box above says so.
+    const found = findingsOf({ ...nodes, isLeaderless: false });
+    attention.hidden = found.length === 0;
+    fill(findings, findingsList(found));
+    showMembers();
+    if (nodes.own !== null) showCards();
   }
 
   /** @param {import('./api.js').Problem} problem */
@@ -122,6 +76,7 @@ export function mountNodes(_route, root, signal) {
   }
 
   function showMembers() {
+    const { own, members, isLeaderless } = nodes;
     const source = members?.nodes ?? own?.members;
     if (source === undefined) return;
     // What a node takes for the leader does not count if no leader answers.
@@ -133,6 +88,7 @@ export function mountNodes(_route, root, signal) {
       isLeader: it.node === leader,
       isOwn: it.node === own?.node,
       isStale: members === null,
+      mayLead: members !== null && it.part === 'voter' && it.answers && it.node !== leader,
     })));
     const term = members?.term ?? own?.term;
     fill(lead, leader > 0 ? el('span', { class: 'state big held' }, `node ${leader} leads`) : el('span', { class: 'state big breaking' }, isLeaderless ? 'no leader answers' : 'no leader is known'), el('span', { class: 'dim' }, `term ${count(term)}`), tolerance(members?.nodes), members?.changing ? el('span', { class: 'state closed' }, 'a change of members is in progress') : null, own === null ? null : el('span', { class: 'dim' }, removedText(own)));
@@ -140,26 +96,12 @@ export function mountNodes(_route, root, signal) {
   }
 
   function showCards() {
-    const shown = [card(own, 'this node')];
-    for (const [id, { status, problem }] of [...others].sort(([a], [b]) => a - b)) {
-      shown.push(status === undefined ? panel(`Node ${id}`, el('span', { class: 'state breaking' }, 'no status'), el('p', {}, foreign(problem, 'wrap'))) : card(status, ''));
+    const shown = [card(nodes.own, 'this node')];
+    for (const [id, { status, problem }] of [...nodes.others].sort(([a], [b]) => a - b)) {
+      shown.push(status === undefined ? panel(`Node ${id}`, el('span', { class: 'state breaking' }, 'no status'), el('p', {}, foreign(problem ?? '', 'wrap'))) : card(status, ''));
     }
-    fill(cards, shown, warnings());
-    if (!asksOthers) cards.append(el('p', { class: 'dim' }, 'This version shows the status of this node only; open the console of another node for that node.'));
-  }
-
-  /** Disks without much room, and what nodes should have in common but do not. */
-  function warnings() {
-    const statuses = [own, ...[...others.values()].map((it) => it.status).filter(Boolean)];
-    /** @type {any[]} */
-    const boxes = [];
-    for (const { node, disk_state: state } of statuses) {
-      if (state === 'low' || state === 'full') boxes.push(el('p', { class: 'box warn' }, `The disk of node ${node} ${state === 'full' ? 'is full' : 'has little room left'}.`));
-    }
-    for (const [key, what] of [['version', 'versions'], ['permissions', 'files of permissions']]) {
-      if (new Set(statuses.map((status) => status[key])).size > 1) boxes.push(el('p', { class: 'box warn' }, `The nodes have different ${what}.`));
-    }
-    return boxes;
+    fill(cards, shown);
+    if (!nodes.asksOthers) cards.append(el('p', { class: 'dim' }, 'This version shows the status of this node only; open the console of another node for that node.'));
   }
 }
 
@@ -170,8 +112,7 @@ export function mountNodes(_route, root, signal) {
  */
 function tolerance(nodes) {
   if (nodes === undefined) return null;
-  const voters = nodes.filter((it) => it.part === 'voter');
-  const left = voters.filter((it) => it.answers).length - (Math.floor(voters.length / 2) + 1);
+  const left = failuresLeft(nodes);
   return el('span', { class: left > 0 ? 'dim' : 'state closed' }, left > 0 ? `tolerates ${left === 1 ? '1 failure' : `${left} failures`}` : 'tolerates no failure');
 }
 
@@ -180,11 +121,14 @@ function removedText({ removed }) {
   return Array.isArray(removed) && removed.length > 0 ? `former members: ${removed.join(', ')}` : '';
 }
 
-/** @param {any} it */
-function lag(it) {
-  if (it.behind === null) return el('span', { class: 'dim' }, 'unknown');
-  if (it.receives_snapshot) return el('span', { class: 'state closed' }, 'receives a snapshot');
-  return el('span', { class: 'num', title: `It has the log up to entry ${it.matched}.` }, it.behind === 0 ? 'nothing' : `${count(it.behind)} entries`);
+/**
+ * @param {HTMLElement} cell
+ * @param {any} it
+ */
+function showLag(cell, { behind, matched, receives_snapshot: isFilled }) {
+  cell.className = behind === null ? 'dim' : isFilled ? 'state closed' : 'num';
+  cell.title = behind === null ? '' : `It has the log up to entry ${matched}.`;
+  setText(cell, behind === null ? 'unknown' : isFilled ? 'receives a snapshot' : behind === 0 ? 'nothing' : `${count(behind)} entries`);
 }
 
 /**

@@ -23,7 +23,7 @@ import { VirtualList } from './virtual-list.js';
 
 const PAGE_SIZE = 1_000;
 /** With less than this part of its ttl left, a session's client may be gone: clients renew earlier. */
-const LOW = 1 / 4;
+export const LOW = 1 / 3;
 /** Pages that are read again by themselves. With more, the button does it. */
 const PAGES_LIVE = 2;
 const REFRESH_MS = 5_000;

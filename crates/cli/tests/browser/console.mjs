@@ -19,7 +19,7 @@ const held = await worker.acquire('orders/42', { meta: 'import of the day' });
 await worker.acquire(HOSTILE);
 await worker.acquire('pool/db', { mode: 'permit', permits: 3 });
 
-const page = await open(`${base}/`);
+const page = await open(`${base}/#/locks`);
 await page.getByRole('button', { name: 'Expand' }).click();
 const row = (name) => page.getByRole('row').filter({ has: page.getByRole('link', { name, exact: true }) });
 
@@ -130,7 +130,7 @@ const phone = await open(`${base}/#/locks?prefix=orders`, { viewport: NARROW, co
 await phone.getByRole('button', { name: 'Expand' }).click();
 await phone.getByText('waiter-1').waitFor();
 await picture(phone, 'console-locks-narrow');
-for (const view of ['locks', 'lock/orders/42', 'sessions', 'nodes', 'audit']) {
+for (const view of ['attention', 'locks', 'lock/orders/42', 'sessions', 'nodes', 'audit']) {
   await phone.goto(`${base}/#/${view}`);
   await phone.getByRole('main').getByText(/./).first().waitFor();
   await fits(phone);
