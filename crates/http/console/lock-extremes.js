@@ -42,7 +42,10 @@ export function extremesOf(locks, most) {
   for (const lock of locks) {
     /** @type {Hold | undefined} */
     let first;
-    let [revoked, kept] = [/** @type {Hold | undefined} */ (undefined), /** @type {Hold | undefined} */ (undefined)];
+    /** @type {Hold | undefined} */
+    let revoked;
+    /** @type {Hold | undefined} */
+    let kept;
     for (const hold of lock.holds) {
       if (hold.state === 'closed') kept ??= hold;
       else if (first === undefined || hold.since < first.since) first = hold;

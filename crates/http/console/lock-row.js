@@ -9,13 +9,14 @@ import { stateOf, whoOf } from './lock-model.js';
 /** @typedef {import('./lock-tree.js').TreeNode} TreeNode */
 /** @typedef {import('./lock-model.js').Lock} Lock */
 
+/** @type {import('./sort.js').Column[]} */
 export const COLUMNS = [
-  { text: 'Name', className: 'c-name' },
-  { text: 'State', className: 'c-state' },
-  { text: 'Holder', className: 'c-holder' },
-  { text: 'Token', className: 'c-token' },
-  { text: 'Held for', className: 'c-since' },
-  { text: 'Waiting', className: 'c-queue' },
+  { text: 'Name', className: 'c-name', sort: 'name', first: 'own' },
+  { text: 'State', className: 'c-state', sort: 'state', first: 'up' },
+  { text: 'Holder', className: 'c-holder', sort: 'holder', first: 'up' },
+  { text: 'Token', className: 'c-token', sort: 'token', first: 'down' },
+  { text: 'Held for', className: 'c-since', sort: 'held', first: 'down' },
+  { text: 'Waiting', className: 'c-queue', sort: 'waiting', first: 'down' },
 ];
 
 /** Indents are classes, up to this depth; deeper names stand at the same place. */

@@ -3,7 +3,8 @@
 // visible rows is built again only when rows came or went, and at most once per frame.
 
 import { covers, sortKey } from './names.js';
-import { stateOf } from './lock-model.js';
+import { stateOf, whoOf } from './lock-model.js';
+import { sorted, valueBy } from './sort.js';
 
 /** @typedef {import('./lock-model.js').Lock} Lock */
 
@@ -11,6 +12,19 @@ import { stateOf } from './lock-model.js';
 const LINGER_MS = 2_000;
 /** Up to so many new or gone children are moved one by one; more are sorted or filtered in one go. */
 const FEW = 32;
+
+/**
+ * What the flat list may be sorted by, but the name. What was last known of a lock that has just become free counts.
+ * @type {Record<string, (node: TreeNode) => number | string>}
+ */
+const VALUES = {
+  state: ({ lock }) => (lock === null ? '' : stateOf(lock).text),
+  holder: ({ lock }) => (lock?.holds[0] === undefined ? '' : whoOf(lock.holds[0]).toLowerCase()),
+  token: ({ lock }) => lock?.holds[0]?.token ?? NaN,
+  // Of two ages that grow the order never changes, so that which is sorted by is the time of the grant.
+  held: ({ lock }) => (lock?.holds[0] === undefined || lock.holds[0].state === 'closed' ? NaN : -lock.holds[0].since),
+  waiting: ({ lock }) => lock?.waiterCount || NaN,
+};
 
 /** What a lock, or all locks at and below a name, add up to. */
 class Sums {
@@ -80,6 +94,10 @@ export class LockTree {
   rows = /** @type {TreeNode[]} */ ([]);
   isFlat = false;
   #isDirty = true;
+  /** Whether a lock has changed since the last update. */
+  #hasChanged = true;
+  /** Of the flat list, as in sort.js. */
+  #sort = '';
   /** @type {(lock: Lock) => boolean} */
   #filter = () => true;
   #isFiltered = false;
@@ -144,6 +162,17 @@ export class LockTree {
   }
 
   /**
+   * Sorts the flat list by a column.
+   *
+   * @param {string} sort as in sort.js
+   */
+  setSort(sort) {
+    if (sort === this.#sort) return;
+    this.#sort = sort;
+    this.#isDirty = true;
+  }
+
+  /**
    * Expands a folder and those above it, until somebody collapses them.
    *
    * @param {string} name
@@ -184,11 +213,23 @@ export class LockTree {
    */
   update(now) {
     this.#sweep(now);
-    if (!this.#isDirty) return;
-    this.#isDirty = false;
-    for (const row of this.rows) row.index = -1;
-    this.rows = [];
-    this.#visit(this.root);
+    const isDirty = this.#isDirty;
+    const valueOf = this.isFlat ? valueBy(VALUES, this.#sort) : undefined;
+    if (!isDirty && (valueOf === undefined || !this.#hasChanged)) return;
+    this.#isDirty = this.#hasChanged = false;
+    if (isDirty) {
+      for (const row of this.rows) row.index = -1;
+      this.rows = [];
+      this.#visit(this.root);
+      if (this.isFlat && this.#sort === '-name') this.#order(this.rows.reverse());
+    }
+    if (valueOf !== undefined) this.#order(sorted(this.rows, this.#sort, valueOf));
+  }
+
+  /** @param {TreeNode[]} rows */
+  #order(rows) {
+    this.rows = rows;
+    for (let index = 0; index < rows.length; index += 1) rows[index].index = index;
   }
 
   /** @param {string} name */
@@ -224,6 +265,7 @@ export class LockTree {
     const breaking = (kind === 'breaking' ? 1 : 0) - own.breaking;
     const closed = (kind === 'closed' ? 1 : 0) - own.closed;
     node.version += 1;
+    this.#hasChanged = true;
     if (rows === 0 && used === 0 && waiting === 0 && breaking === 0 && closed === 0) return;
     add(own, rows, used, waiting, breaking, closed);
     if (rows !== 0) this.#isDirty = true;

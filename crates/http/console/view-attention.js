@@ -19,7 +19,7 @@ import { LOW } from './view-sessions.js';
 const LINES = 5;
 /** The least time between two passes over all locks, in milliseconds. */
 const PASS_MS = 2_000;
-/** That time is at least so many times the last pass's own: with 200,000 locks one takes some 10 ms. */
+/** That time is at least so many times the last pass's own: with 200,000 locks one takes some 50 ms. */
 const PASS_PAUSE = 50;
 const TICK_MS = 1_000;
 const SESSIONS_MS = 5_000;

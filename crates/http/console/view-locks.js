@@ -14,7 +14,7 @@ import { showWatchNotice } from './watch-notice.js';
 
 /** @typedef {import('./lock-tree.js').TreeNode} TreeNode */
 /** @typedef {import('./lock-model.js').Lock} Lock */
-/** @typedef {{ text: string, match: string, show: string, flat: string, under: string }} Choice */
+/** @typedef {{ text: string, match: string, show: string, flat: string, under: string, sort: string }} Choice */
 
 /** With at most this many locks all folders are expanded at first. */
 const EXPANDED_MAX = 200;
@@ -27,7 +27,7 @@ const DRAW_MS = 100;
 const DRAW_PAUSE = 12;
 
 /** Kept over navigation: who comes back from a lock finds the tree as it was left. */
-let last = /** @type {Choice} */ ({ text: '', match: '', show: '', flat: '', under: '' });
+let last = /** @type {Choice} */ ({ text: '', match: '', show: '', flat: '', under: '', sort: '' });
 const left = { expansion: new Expansion(), isExpansionChosen: false, scrollTop: 0, active: '' };
 
 /** @param {import('./router.js').Route} route */
@@ -53,7 +53,7 @@ export function mountLocks(route, root, signal) {
   const search = el('input', { type: 'search', id: 'search', placeholder: 'Search locks ( / )', 'aria-label': 'Search locks', autocomplete: 'off', spellcheck: 'false', 'aria-keyshortcuts': '/' });
   const match = select('Search in', [['', 'Name begins with'], ['contains', 'Name contains'], ['holder', 'Holder']]);
   const show = select('Show', [['', 'All locks'], ['queued', 'With a queue'], ['breaking', 'Being broken'], ['closed', 'Closed'], ['permits', 'With permits']]);
-  const flat = el('button', { type: 'button', 'aria-pressed': 'false', onclick: () => choose({ flat: choice.flat === '' ? '1' : '' }) }, 'Flat list');
+  const flat = el('button', { type: 'button', 'aria-pressed': 'false', onclick: () => choose({ flat: isFlat() ? '' : '1', sort: '' }) }, 'Flat list');
   const expand = el('button', { type: 'button', title: 'Expand all folders', onclick: () => expandAll(true) }, 'Expand');
   const collapse = el('button', { type: 'button', title: 'Collapse all folders', onclick: () => expandAll(false) }, 'Collapse');
   const scope = el('button', { type: 'button', 'aria-expanded': 'false', onclick: () => showScope(scopeForm.hidden) });
@@ -64,7 +64,7 @@ export function mountLocks(route, root, signal) {
   const empty = el('div', { class: 'empty', hidden: true });
 
   const list = new VirtualList(
-    { label: 'Locks', role: 'treegrid', layout: 'cols-locks', columns: COLUMNS, createRow: () => createLockRow(tree), open, key },
+    { label: 'Locks', role: 'treegrid', layout: 'cols-locks', columns: COLUMNS, createRow: () => createLockRow(tree), open, key, onSort: (sort) => choose({ sort, flat: '1' }) },
     signal,
   );
   const tools = el('div', { class: 'tools', role: 'search' }, search, match, show, el('span', { class: 'group' }, flat, expand, collapse), scope);
@@ -154,8 +154,7 @@ export function mountLocks(route, root, signal) {
   /** @param {Partial<Choice>} part */
   function choose(part) {
     choice = { ...choice, ...part };
-    const { text, match, show, flat, under } = choice;
-    replaceRoute(viewHref('locks', { prefix: text, match, show, flat, under }));
+    replaceRoute(hrefOf(choice));
     apply();
   }
 
@@ -165,16 +164,21 @@ export function mountLocks(route, root, signal) {
     if (search.value !== choice.text) search.value = choice.text;
     match.value = choice.match;
     show.value = choice.show;
-    flat.setAttribute('aria-pressed', String(choice.flat !== ''));
-    expand.disabled = collapse.disabled = choice.flat !== '';
+    flat.setAttribute('aria-pressed', String(isFlat()));
+    expand.disabled = collapse.disabled = isFlat();
     setText(scope, choice.under === '' ? 'Scope: all names' : `Scope: ${visible(choice.under)}`);
     scope.title = 'Which names are watched';
     scopeInput.value = choice.under;
     store.watch(choice.under);
-    tree.setFlat(choice.flat !== '');
+    tree.setFlat(isFlat());
     tree.setOpened(choice.under);
     tree.setFilter(filterOf(choice));
     schedule();
+  }
+
+  /** A sort is one of all names: it needs the flat list. */
+  function isFlat() {
+    return choice.flat !== '' || choice.sort !== '';
   }
 
   /** @param {boolean} isShown */
@@ -207,6 +211,11 @@ export function mountLocks(route, root, signal) {
       left.isExpansionChosen = true;
       if (store.locks.size <= EXPANDED_MAX) tree.expandAll(true);
     }
+    // An order of some only would look like that of all.
+    const refusal = store.isTruncated ? 'There are more locks than this page keeps: choose a scope to sort them' : store.hasSynced ? '' : 'The locks are still being loaded';
+    const sort = refusal === '' ? choice.sort : '';
+    tree.setSort(sort);
+    list.showSort(sort, refusal);
     tree.update(Date.now());
     if (list.items !== tree.rows) list.setItems(tree.rows, (node) => node.index);
     else list.render();
@@ -284,8 +293,12 @@ export function mountLocks(route, root, signal) {
 
 /** The view as it was left. */
 export function lastLocksHref() {
-  const { text, match, show, flat, under } = last;
-  return viewHref('locks', { prefix: text, match, show, flat, under });
+  return hrefOf(last);
+}
+
+/** @param {Choice} choice */
+function hrefOf({ text, match, show, flat, under, sort }) {
+  return viewHref('locks', { prefix: text, match, show, flat, under, sort });
 }
 
 /**
@@ -294,7 +307,7 @@ export function lastLocksHref() {
  */
 function choiceOf({ parameters }) {
   const get = (/** @type {string} */ key) => parameters.get(key) ?? '';
-  return { text: get('prefix'), match: get('match'), show: get('show'), flat: get('flat'), under: get('under') };
+  return { text: get('prefix'), match: get('match'), show: get('show'), flat: get('flat'), under: get('under'), sort: get('sort') };
 }
 
 /**

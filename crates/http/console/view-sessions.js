@@ -4,8 +4,11 @@
 import { asProblem, get, isAbort } from './api.js';
 import { el, fill, foreign, setText, visible } from './dom.js';
 import { clock, count, counted, duration, exactly, setting } from './format.js';
+import { viewHref } from './names.js';
 import { problemBox } from './problem-box.js';
 import { refresh } from './refresh.js';
+import { replaceRoute } from './router.js';
+import { sorted, valueBy } from './sort.js';
 import { VirtualList } from './virtual-list.js';
 
 /**
@@ -32,32 +35,45 @@ const IDENTITIES_OPEN = 6;
 /** Identities in the summary. */
 const IDENTITIES_MAX = 100;
 
+/** @type {import('./sort.js').Column[]} */
 const COLUMNS = [
-  { text: 'Session', className: 's-id num' },
-  { text: 'Label', className: 's-label' },
-  { text: 'Identity', className: 's-identity' },
-  { text: 'Left of its ttl', className: 's-left' },
-  { text: 'Requests', className: 's-requests num' },
-  { text: 'Client', className: 's-attached' },
-  { text: 'Lock-delay', className: 's-delay num' },
-  { text: 'Linger', className: 's-linger num' },
+  { text: 'Session', className: 's-id num', sort: 'session', first: 'own' },
+  { text: 'Label', className: 's-label', sort: 'label', first: 'up' },
+  { text: 'Identity', className: 's-identity', sort: 'identity', first: 'up' },
+  { text: 'Left of its ttl', className: 's-left', sort: 'left', first: 'up' },
+  { text: 'Requests', className: 's-requests num', sort: 'requests', first: 'down' },
+  { text: 'Client', className: 's-attached', sort: 'client', first: 'up' },
+  { text: 'Lock-delay', className: 's-delay num', sort: 'delay', first: 'down' },
+  { text: 'Linger', className: 's-linger num', sort: 'linger', first: 'down' },
 ];
+/** @type {Record<string, (session: Session) => number | string>} */
+const VALUES = {
+  session: (it) => it.session,
+  label: (it) => it.label.toLowerCase(),
+  identity: (it) => it.identity.toLowerCase(),
+  left: (it) => it.left_ms,
+  requests: (it) => it.requests,
+  client: (it) => (it.attached ? 'attached' : 'not attached'),
+  delay: (it) => it.lock_delay_ms,
+  linger: (it) => it.linger_ms,
+};
 
 export function sessionsTitle() {
   return 'Sessions';
 }
 
 /**
- * @param {import('./router.js').Route} _route
+ * @param {import('./router.js').Route} route
  * @param {HTMLElement} root
  * @param {AbortSignal} signal
  */
-export function mountSessions(_route, root, signal) {
+export function mountSessions(route, root, signal) {
   /** @type {Session[]} */
   let sessions = [];
   let nextAfter = /** @type {number | undefined} */ (undefined);
   let pages = 1;
   let text = '';
+  let sort = route.parameters.get('sort') ?? '';
   let hasDrawn = false;
 
   const failed = el('div');
@@ -66,7 +82,7 @@ export function mountSessions(_route, root, signal) {
   const more = el('button', { type: 'button', hidden: true, onclick: () => void loadMore() }, 'Load more');
   const reload = el('button', { type: 'button', onclick: () => again() }, 'Refresh');
   const identities = el('details', { class: 'identities' });
-  const list = new VirtualList({ label: 'Sessions', role: 'grid', layout: 'cols-sessions', columns: COLUMNS, createRow, open }, signal);
+  const list = new VirtualList({ label: 'Sessions', role: 'grid', layout: 'cols-sessions', columns: COLUMNS, createRow, open, onSort }, signal);
   const empty = el('div', { class: 'empty', hidden: true }, el('p', {}, 'No live session.'));
   root.classList.add('full');
   signal.addEventListener('abort', () => root.classList.remove('full'));
@@ -123,10 +139,14 @@ export function mountSessions(_route, root, signal) {
   function draw() {
     const has = (/** @type {string} */ it) => it.toLowerCase().includes(text);
     const found = text === '' ? sessions : sessions.filter((it) => has(it.label) || has(it.identity) || String(it.session) === text);
-    list.setItems(found);
+    // An order of some only would look like that of all.
+    const isWhole = nextAfter === undefined;
+    const valueOf = valueBy(VALUES, sort);
+    list.showSort(isWhole ? sort : '', isWhole ? '' : 'Load all sessions to sort them');
+    list.setItems(isWhole && valueOf !== undefined ? sorted(found, sort, valueOf) : found);
     more.hidden = nextAfter === undefined;
     const what = text === '' ? counted(found.length, 'session') : `${count(found.length)} of ${counted(sessions.length, 'session')}`;
-    const rest = nextAfter === undefined ? '' : '; there are more';
+    const rest = isWhole ? '' : '; there are more';
     const manual = pages > PAGES_LIVE ? ', not refreshed by itself' : '';
     setText(summary, `${what}${rest} · as of ${clock(Date.now())}${manual}`);
     empty.hidden = sessions.length > 0;
@@ -144,6 +164,13 @@ export function mountSessions(_route, root, signal) {
     const whole = nextAfter === undefined ? '' : ' of the sessions loaded so far';
     const left = sums.length > IDENTITIES_MAX ? el('p', { class: 'dim' }, `${count(sums.length - IDENTITIES_MAX)} more identities have fewer requests.`) : null;
     fill(identities, el('summary', {}, `By identity${whole}: ${counted(sums.length, 'identity', 'identities')}`), el('div', { class: 'table-frame compact' }, el('table', { class: 'plain-table' }, el('thead', {}, el('tr', {}, head)), el('tbody', {}, rows))), left);
+  }
+
+  /** @param {string} chosen */
+  function onSort(chosen) {
+    sort = chosen;
+    replaceRoute(viewHref('sessions', { sort }));
+    draw();
   }
 
   /** @param {Session} session */

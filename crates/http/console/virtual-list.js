@@ -3,6 +3,7 @@
 // row is named by aria-activedescendant, so that it need not be in the DOM either.
 
 import { el } from './dom.js';
+import { sortHead } from './sort.js';
 
 /** Rows above and below the visible ones, so that scrolling shows no gaps. */
 const OVERSCAN = 6;
@@ -22,10 +23,11 @@ const NARROW = matchMedia('(max-width: 760px)');
  * @property {string} label
  * @property {'grid' | 'treegrid'} role
  * @property {string} layout the class that gives the columns
- * @property {{ text: string, className: string }[]} columns
+ * @property {import('./sort.js').Column[]} columns
  * @property {() => Row<T>} createRow
  * @property {(item: T) => void} open Enter, or a double click
  * @property {(event: KeyboardEvent, item: T) => boolean} [key] whether it has handled a key for the active row
+ * @property {(sort: string) => void} [onSort] a head was pressed
  */
 
 let lists = 0;
@@ -52,7 +54,8 @@ export class VirtualList {
     this.#options = options;
     this.#height = NARROW.matches ? 54 : 32;
     const { role, label, layout, columns } = options;
-    const cells = columns.map(({ text, className }) => el('span', { role: 'columnheader', class: className }, text));
+    const { cells, show } = sortHead(columns, (sort) => options.onSort?.(sort));
+    this.showSort = show;
     this.head = el('div', { role: 'row', class: `row head ${layout}`, 'aria-rowindex': 1 }, cells);
     this.body = el('div', { class: 'rows', role: 'presentation' });
     this.element = el('div', { class: 'list', role, 'aria-label': label, tabindex: 0 }, this.head, this.body);

@@ -46,6 +46,13 @@ fn console_begins_with_what_needs_attention() {
 }
 
 #[test]
+fn console_sorts_its_lists() {
+    let test = TestDir::new();
+    let node = test.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
+    run("lists.mjs", &[&node.http()]);
+}
+
+#[test]
 fn console_of_a_follower_shows_the_cluster() {
     let test = TestDir::new();
     let (nodes, _ports) = test.begin_three();
