@@ -26,14 +26,17 @@ const DEPTH_MAX = 12;
  * Makes rows.
  *
  * @param {import('./lock-tree.js').LockTree} tree
+ * @param {(folder: TreeNode) => void} breakAll
  * @returns {import('./virtual-list.js').Row<TreeNode>}
  */
-export function createLockRow(tree) {
+export function createLockRow(tree, breakAll) {
   const twisty = el('span', { class: 'twisty', 'aria-hidden': 'true' });
   const name = el('bdi', { dir: 'auto' });
   // The list has the focus; Tab goes past the rows.
   const link = el('a', { class: 'name', tabindex: -1 }, name);
   const sums = el('span', { class: 'sums' });
+  // It is seen where the pointer or the keyboard is.
+  const end = el('button', { type: 'button', class: 'danger break-all', tabindex: -1, 'aria-keyshortcuts': 'Delete', onclick: () => shown.node !== null && breakAll(shown.node) }, 'Break all below…');
   const state = el('span', { class: 'state' });
   const holder = el('bdi', { class: 'who', dir: 'auto' });
   const identity = el('bdi', { class: 'more', dir: 'auto' });
@@ -47,7 +50,7 @@ export function createLockRow(tree) {
   const root = el(
     'div',
     {},
-    cell('c-name', twisty, link, sums),
+    cell('c-name', twisty, link, sums, end),
     cell('c-state', state),
     cell('c-holder', holder, identity, more, purpose),
     token,
@@ -92,6 +95,7 @@ export function createLockRow(tree) {
       if (all.closed > own.closed) parts.push(`${count(all.closed - own.closed)} closed`);
     }
     setText(sums, isFolder ? parts.join(' · ') : '');
+    end.hidden = !isFolder;
   }
 
   /**

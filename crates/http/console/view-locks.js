@@ -1,6 +1,7 @@
 // @ts-check
 // The view of all locks, as a tree or flat, live.
 
+import { openBreakAll } from './break-all-dialog.js';
 import { el, fill, setText, visible } from './dom.js';
 import { count, counted } from './format.js';
 import { lockHref, viewHref } from './names.js';
@@ -64,7 +65,7 @@ export function mountLocks(route, root, signal) {
   const empty = el('div', { class: 'empty', hidden: true });
 
   const list = new VirtualList(
-    { label: 'Locks', role: 'treegrid', layout: 'cols-locks', columns: COLUMNS, createRow: () => createLockRow(tree), open, key, onSort: (sort) => choose({ sort, flat: '1' }) },
+    { label: 'Locks', role: 'treegrid', layout: 'cols-locks', columns: COLUMNS, createRow: () => createLockRow(tree, breakAll), open, key, onSort: (sort) => choose({ sort, flat: '1' }) },
     signal,
   );
   const tools = el('div', { class: 'tools', role: 'search' }, search, match, show, el('span', { class: 'group' }, flat, expand, collapse), scope);
@@ -105,7 +106,7 @@ export function mountLocks(route, root, signal) {
   list.body.addEventListener('click', (/** @type {MouseEvent} */ event) => {
     const node = list.itemAt(event.target);
     const target = event.target instanceof Element ? event.target : null;
-    if (node === null || target === null || !node.isFolder || tree.isFlat) return;
+    if (node === null || target === null || !node.isFolder || tree.isFlat || target.closest('button') !== null) return;
     // The link of a name that is only a folder opens the folder. With a modifier key it stays a link.
     const isLink = target.closest('a') !== null;
     if (isLink && (node.own.rows > 0 || event.ctrlKey || event.metaKey || event.shiftKey)) return;
@@ -260,6 +261,11 @@ export function mountLocks(route, root, signal) {
     schedule();
   }
 
+  /** @param {TreeNode} folder */
+  function breakAll(folder) {
+    openBreakAll(folder, choice.text !== '' || choice.show !== '', signal);
+  }
+
   /** @param {TreeNode} node */
   function open(node) {
     if (node.own.rows === 0) toggle(node);
@@ -285,6 +291,10 @@ export function mountLocks(route, root, signal) {
     }
     if (event.key === ' ' && node.isFolder) {
       toggle(node);
+      return true;
+    }
+    if (event.key === 'Delete' && node.isFolder) {
+      breakAll(node);
       return true;
     }
     return false;

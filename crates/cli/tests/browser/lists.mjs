@@ -1,11 +1,12 @@
-// The lists of locks and sessions, sorted by their columns. Arguments: the node's address.
+// The lists of locks and sessions: sorted by their columns, and all holds below a name broken. Arguments: the node's address.
 
 import assert from 'node:assert/strict';
 
 import { Client, NARROW, fits, picture, start, until } from './browser.mjs';
 
 const [base] = process.argv.slice(2);
-const { open, end } = await start();
+// A hold that the script refuses to break.
+const { open, end } = await start([/status of 403/]);
 const worker = new Client(base);
 const waiter = new Client(base);
 await worker.open('worker-1 on host-a');
@@ -68,4 +69,65 @@ const phone = await open(`${base}/#/sessions`, { viewport: NARROW });
 await phone.getByText('api-2 on host-b').waitFor();
 await fits(phone);
 await picture(phone, 'console-sessions-narrow');
+
+// All holds below a name: the order names them, asks for their number, and says what came of each.
+const dialog = page.getByRole('dialog');
+const folder = (name) => page.getByRole('row', { name: new RegExp(`^${name}`) });
+const jobs = Array.from({ length: 7 }, (_, index) => `jobs/<b>${index}`);
+for (const job of jobs) await worker.acquire(job);
+await page.goto(`${base}/#/locks`);
+await page.getByRole('button', { name: 'Collapse' }).click();
+await folder('jobs').hover();
+await folder('jobs').getByRole('button', { name: 'Break all below…' }).click();
+const order = dialog.getByRole('button', { name: /^Break 7 holds/ });
+await dialog.getByText('7, on 7 locks').waitFor();
+await dialog.getByText('and 2 more').waitFor();
+await dialog.getByLabel('Now', { exact: false }).check();
+await dialog.getByLabel('Reason', { exact: false }).fill('the batch is cancelled');
+const typed = dialog.getByLabel('Type the number of holds 7 to confirm');
+await typed.fill('6');
+assert.ok(await order.isDisabled(), 'with another number');
+await typed.fill('7');
+await picture(page, 'console-break-all-wide');
+const forbidden = { title: 'Forbidden', status: 403, code: 'denied', detail: 'you may not break <b>3' };
+let broken = 0;
+let first = true;
+let go = () => {};
+const isHeld = new Promise((resolve) => (go = resolve));
+await page.route('**/v1/break', async (route) => {
+  broken += 1;
+  if (first && broken === 3) await isHeld;
+  if (!first && route.request().postDataJSON().name === 'jobs/<b>3') return route.fulfill({ status: 403, contentType: 'application/problem+json', json: forbidden });
+  return route.continue().catch(() => {});
+});
+// To close the dialog stops the order.
+await order.click();
+await until('the third call is made', () => broken === 3);
+await dialog.getByText('0 of 7 holds', { exact: false }).waitFor();
+await dialog.getByRole('button', { name: 'Stop' }).click();
+await dialog.waitFor({ state: 'detached' });
+go();
+const holding = async () => {
+  const locks = await Promise.all(jobs.map((job) => worker.call('GET', `locks/${encodeURIComponent(job)}`)));
+  return locks.filter(({ holds }) => holds.length > 0).length;
+};
+await page.getByRole('row', { name: /^jobs.*5 locks/ }).waitFor();
+assert.equal(broken, 3);
+// By key, for the rest, of which one is refused.
+first = false;
+await page.getByRole('treegrid').focus();
+await page.keyboard.press('Home');
+await page.keyboard.press('Delete');
+await dialog.getByText('5, on 5 locks').waitFor();
+await dialog.getByLabel('Now', { exact: false }).check();
+await dialog.getByLabel('Reason', { exact: false }).fill('the batch is cancelled');
+await dialog.getByLabel('Type the number of holds 5 to confirm').fill('5');
+await page.keyboard.press('Enter');
+await dialog.getByText('4 holds broken, 1 not').waitFor();
+await dialog.getByText('you may not break <b>3').waitFor();
+await picture(page, 'console-broken-all-wide');
+assert.equal(await holding(), 1);
+await dialog.getByText('Close', { exact: true }).click();
+await until('one lock is left', async () => (await folder('jobs').count()) === 1 && /1 lock\b/.test(await folder('jobs').innerText()));
+await page.unrouteAll({ behavior: 'ignoreErrors' });
 await end();

@@ -46,7 +46,7 @@ fn console_begins_with_what_needs_attention() {
 }
 
 #[test]
-fn console_sorts_its_lists() {
+fn console_sorts_its_lists_and_breaks_all_below_a_name() {
     let test = TestDir::new();
     let node = test.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
     run("lists.mjs", &[&node.http()]);
