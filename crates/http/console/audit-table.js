@@ -16,9 +16,8 @@ import { problemBox } from './problem-box.js';
  * @param {string} options.prefix only records of this name and those below it; empty: all
  * @param {number} options.pageSize
  * @param {AbortSignal} options.signal
- * @param {boolean} [options.isShort] only the records of exactly this name, without columns that say so
  */
-export function auditTable({ node = 0, prefix, pageSize, signal, isShort = false }) {
+export function auditTable({ node = 0, prefix, pageSize, signal }) {
   const columns = ['Time', 'What', 'Identity', 'Name', 'Result', 'Reason and detail'];
   /** @type {any[]} */
   let records = [];
@@ -43,8 +42,7 @@ export function auditTable({ node = 0, prefix, pageSize, signal, isShort = false
     const page = await get(`v1/audit?node=${node}&prefix=${encoded(prefix)}&page_size=${pageSize}${at}`, signal);
     const all = Array.isArray(page.records) ? page.records : [];
     newest = Math.max(newest, all[0]?.number ?? 0);
-    const found = isShort ? all.filter((/** @type {any} */ record) => record.name === prefix) : all;
-    return { all, found, next: page.next_before };
+    return { all, next: page.next_before };
   }
 
   function show() {
@@ -58,14 +56,14 @@ export function auditTable({ node = 0, prefix, pageSize, signal, isShort = false
   /** Adds what was recorded since the last call. Throws what the call throws; what is shown stays. */
   async function renew() {
     const known = newest;
-    const { all, found, next } = await read();
-    const fresh = found.filter((/** @type {any} */ record) => record.number > known);
+    const { all, next } = await read();
+    const fresh = all.filter((/** @type {any} */ record) => record.number > known);
     // Records that don't follow on the known ones would hide a gap. So it is after a restart of the node, which numbers anew.
     const hasGap = all.length > 0 && next !== undefined && all[all.length - 1].number > known;
     const isAnew = hasGap || records.length === 0 || all[0]?.number > known + all.length;
     if (isAnew) {
       before = next;
-      records = found;
+      records = all;
     } else {
       records = fresh.concat(records);
     }
@@ -75,9 +73,9 @@ export function auditTable({ node = 0, prefix, pageSize, signal, isShort = false
   async function load() {
     more.disabled = true;
     try {
-      const { found, next } = await read(before);
+      const { all, next } = await read(before);
       before = next;
-      records = records.concat(found);
+      records = records.concat(all);
       show();
     } catch (error) {
       if (isAbort(error)) return;

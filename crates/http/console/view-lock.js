@@ -1,14 +1,13 @@
 // @ts-check
 // The page of one lock: holds, queue, what has happened, and the orders of operators.
 
-import { get, isAbort } from './api.js';
-import { auditTable } from './audit-table.js';
+import { get } from './api.js';
 import { openBreak } from './break-dialog.js';
 import { el, fill, foreign, panel, setText, visible } from './dom.js';
-import { clock, count, counted, dateTime } from './format.js';
+import { count, counted } from './format.js';
 import { holdTable, queueTable } from './hold-table.js';
-import { ENTRIES_MAX } from './history.js';
 import { openLimit } from './limit-dialog.js';
+import { lockHistory } from './lock-history.js';
 import { holdOf, lockOf, stateOf } from './lock-model.js';
 import { store } from './lock-store.js';
 import { encoded, lockPath, viewHref } from './names.js';
@@ -19,8 +18,6 @@ import { refresh } from './refresh.js';
 const REFRESH_MS = 2_000;
 /** Pages of holds that are read at most, of 256 each. */
 const PAGES_MAX = 4;
-/** Entries of the history that are shown until more are wanted. */
-const ENTRIES_FIRST = 20;
 
 /** @param {import('./router.js').Route} route */
 export function lockTitle(route) {
@@ -50,50 +47,27 @@ export function mountLock(route, root, signal) {
   const holdsNote = el('p', { class: 'dim' });
   const queueNote = el('p', { class: 'dim' });
   const queueMore = el('button', { type: 'button', hidden: true, onclick: moreWaiters }, 'Show up to 1,000');
-  const historyList = el('ol', { class: 'history' });
-  const historyNote = el('p', { class: 'dim' });
-  const historyMore = el('button', { type: 'button', hidden: true }, 'Show all');
   const head = el(
     'div',
     { class: 'page-head' },
     el('h1', { class: 'lock-name' }, path(name)),
     el('p', { class: 'facts' }, state, limit, el('span', { class: 'push' }), el('button', { type: 'button', onclick: () => openLimit(name, lock, signal, acted) }, 'Set limit…')),
   );
-  const trail = el('div');
-  /** @type {ReturnType<typeof auditTable> | null} */
-  let audit = null;
-  let trailOf = -1;
-  // What is done to a lock is recorded by the node that leads.
-  const showTrail = () => get('v1/status', signal).then(({ leader = 0 }) => leader, (error) => (isAbort(error) ? -1 : 0)).then((node) => {
-    if (node === -1) return;
-    if (audit !== null && node === trailOf) return audit.renew().catch(() => {});
-    trailOf = node;
-    audit = auditTable({ node, prefix: name, pageSize: 20, signal, isShort: true });
-    fill(trail, audit.element);
-  });
-  void showTrail();
+  const history = lockHistory(name, signal);
   fill(
     root,
     head,
     failed,
     panel('Holds', holdsNote, holds.element),
     panel('Queue', [queueNote, queueMore], queue.element),
-    panel('Recent history', historyNote, historyList, historyMore),
-    panel('Audit trail', el('a', { href: viewHref('audit', { prefix: name }) }, 'All records at and below this name'), trail),
+    history.element,
   );
 
   holds.element.hidden = queue.element.hidden = true;
-  const entries = store.history.of(name);
-  let entriesShown = ENTRIES_FIRST;
-  let drawn = { last: /** @type {unknown} */ (null), length: 0, shown: 0 };
-  historyMore.addEventListener('click', () => {
-    entriesShown = ENTRIES_MAX;
-    drawHistory();
-  });
-  function acted() {
+  const acted = () => {
     again();
-    void showTrail();
-  }
+    void history.renew();
+  };
 
   const again = refresh(REFRESH_MS, signal, read, show, (problem) => {
     fill(failed, problemBox('The lock can’t be read', problem, { retry: () => again() }));
@@ -103,7 +77,7 @@ export function mountLock(route, root, signal) {
     name,
     () => {
       again();
-      drawHistory();
+      history.draw();
     },
     signal,
   );
@@ -111,7 +85,6 @@ export function mountLock(route, root, signal) {
     if (lock !== null) holds.show(lock.full);
   }, 1_000);
   signal.addEventListener('abort', () => clearInterval(ticker));
-  drawHistory();
 
   /** @param {AbortSignal} inner */
   async function read(inner) {
@@ -168,15 +141,6 @@ export function mountLock(route, root, signal) {
     again();
   }
 
-  function drawHistory() {
-    const last = entries[entries.length - 1];
-    if (drawn.last === last && drawn.length === entries.length && drawn.shown === entriesShown && last !== undefined) return;
-    drawn = { last, length: entries.length, shown: entriesShown };
-    const from = Math.max(0, entries.length - entriesShown);
-    fill(historyList, entries.slice(from).reverse().map(entryItem));
-    historyMore.hidden = from === 0;
-    setText(historyNote, entries.length === 0 ? 'No change since this console was opened.' : entries.length >= ENTRIES_MAX ? `The last ${ENTRIES_MAX} changes` : `${counted(entries.length, 'change')} since this console was opened`);
-  }
 }
 
 /**
@@ -206,22 +170,4 @@ function holdsText(lock) {
   if (lock.holdCount === 0) return 'Nobody holds it.';
   if (lock.full.length < lock.holdCount) return `The first ${count(lock.full.length)} of ${count(lock.holdCount)}`;
   return counted(lock.holdCount, 'hold');
-}
-
-/** @param {import('./history.js').Entry} entry */
-function entryItem({ at, what, token, who, text, reason, isLate }) {
-  return el(
-    'li',
-    { class: `entry ${what}` },
-    el('time', { class: 'num', title: dateTime(at) }, clock(at)),
-    el(
-      'span',
-      {},
-      token === 0 ? null : [el('span', { class: 'num token' }, `token ${token}`), ' '],
-      text,
-      who === '' ? null : [' ', foreign(who)],
-      reason === '' ? null : [': ', foreign(reason, 'wrap')],
-      isLate ? el('span', { class: 'dim' }, ' (found when the connection was back)') : null,
-    ),
-  );
 }

@@ -66,6 +66,11 @@ await page.getByRole('table', { name: 'Holds' }).getByText(String(next)).waitFor
 await page.getByRole('list').getByText(`token ${next}`).first().waitFor();
 await page.getByText('it does not stop').first().waitFor();
 await picture(page, 'console-lock-wide');
+// What was ordered is still there for who opens the page later, with who has ordered it.
+await page.reload();
+const ordered = page.getByRole('listitem').filter({ hasText: 'audit trail' });
+await ordered.filter({ hasText: `token ${held.token} break, ordered by anonymous` }).filter({ hasText: 'it does not stop' }).waitFor();
+assert.equal(await ordered.count(), 2);
 
 // The number of permits.
 await page.goto(`${base}/#/lock/pool/db`);
@@ -129,10 +134,15 @@ await row('05003').waitFor();
 const phone = await open(`${base}/#/locks?prefix=orders`, { viewport: NARROW, colorScheme: 'dark' });
 await phone.getByRole('button', { name: 'Expand' }).click();
 await phone.getByText('waiter-1').waitFor();
+// How long a lock is held is there too.
+assert.match(await phone.getByRole('row').filter({ hasText: 'waiter-1' }).innerText(), /\d+ s/);
 await picture(phone, 'console-locks-narrow');
 for (const view of ['attention', 'locks', 'lock/orders/42', 'sessions', 'nodes', 'audit']) {
   await phone.goto(`${base}/#/${view}`);
   await phone.getByRole('main').getByText(/./).first().waitFor();
   await fits(phone);
 }
+await phone.goto(`${base}/#/lock/orders/42`);
+await phone.getByText('it does not stop').waitFor();
+await picture(phone, 'console-lock-narrow');
 await end();

@@ -22,8 +22,11 @@ await page.getByText(String(held.token)).first().waitFor();
 // What it may not see is refused in its place, and the rest goes on.
 await page.goto(`${base}/#/sessions`);
 await page.getByText('may not read', { exact: false }).first().waitFor();
+await page.goto(`${base}/#/attention`);
+await page.getByText('the sessions (without the permission)', { exact: false }).waitFor();
 await page.goto(`${base}/#/lock/orders/42`);
 await page.getByText(String(held.token)).first().waitFor();
+await page.getByText('No change since this console was opened.', { exact: true }).waitFor();
 await page.getByRole('button', { name: 'Sign out' }).click();
 await page.getByText('anonymous may not read', { exact: false }).first().waitFor();
 await end();
