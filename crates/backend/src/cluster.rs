@@ -107,6 +107,8 @@ pub struct ServiceStatus {
     pub disk_full_in: Option<Duration>,
     /// Why the node could not write the last record to its audit file; `None`: it could, or it has none.
     pub audit_error: Option<String>,
+    /// Why the node's last backup on a schedule failed; `None`: it did not, or another node makes them.
+    pub backup_error: Option<String>,
 }
 
 /// Whether a node's disk has room for its log.

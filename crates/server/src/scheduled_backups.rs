@@ -61,17 +61,19 @@ enum BackupFailure {
 /// Makes backups whenever they are due and this node leads. Returns when the node has ended.
 pub(crate) async fn keep_schedule(schedule: BackupSchedule, front: Arc<Front>) {
     let mut state = front.state();
-    let mut last_failure = String::new();
     observe::backups_are_scheduled();
     loop {
         let leads = |state: &ReplicaStatus| matches!(state, ReplicaStatus::Ready | ReplicaStatus::Ended);
+        if *state.borrow() != ReplicaStatus::Ready {
+            front.set_backup_error(String::new());
+        }
         match state.wait_for(leads).await.map(|state| *state) {
             Ok(ReplicaStatus::Ready) => {}
             _ => return,
         }
         let wait = match back_up_if_due(&schedule, &front).await {
             Ok(wait) => {
-                last_failure.clear();
+                front.set_backup_error(String::new());
                 wait
             }
             Err(BackupFailure::Stopping) => return,
@@ -81,11 +83,10 @@ pub(crate) async fn keep_schedule(schedule: BackupSchedule, front: Arc<Front>) {
                 observe::backup_failed();
                 let text = failure.to_string();
                 // Once for each reason: the metric counts the attempts.
-                if text != last_failure {
+                if front.set_backup_error(text.clone()) != text {
                     let directory = schedule.directory.display();
                     tracing::error!("no backup in `{directory}`, it is tried again: {text}");
                 }
-                last_failure = text;
                 CHECK_EVERY.min(schedule.every)
             }
         };

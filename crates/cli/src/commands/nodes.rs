@@ -215,6 +215,9 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
                  space, or mend the disk"
             ));
         }
+        if let Some(why) = &status.backup_error {
+            warnings.push(format!("{address} fails to make the backups of its schedule: {why}"));
+        }
         if let Some(ends) = status.certificate_ends {
             warnings.extend(end_of_certificate(address, ends));
         }
@@ -268,9 +271,11 @@ fn disk(address: &str, status: &ServiceStatus) -> Option<String> {
     }
 }
 
-/// Whether each node that answers has room on its disk, and can write its audit file.
+/// Whether each node that answers has room on its disk, and can write its audit file and its backups.
 pub(super) fn are_well(nodes: &[NodeReport]) -> bool {
-    answers(nodes).all(|it| it.disk_state == Some(NodeDisk::Enough) && it.audit_error.is_none())
+    answers(nodes).all(|it| {
+        it.disk_state == Some(NodeDisk::Enough) && it.audit_error.is_none() && it.backup_error.is_none()
+    })
 }
 
 /// A warning if the node's certificate has ended, or ends soon.

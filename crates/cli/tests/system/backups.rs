@@ -309,6 +309,9 @@ fn backups_are_made_on_schedule_verified_and_restored_by_the_drill() {
     wait_until("the missing directory is reported", || {
         node.log().contains("no backup in `backups`, it is tried again: cannot list `backups`")
     });
+    let status = test.ran("cluster status");
+    assert_eq!(status.code, i32::from(exit::UNHEALTHY), "{status:?}");
+    assert!(status.out.contains("fails to make the backups of its schedule: cannot list `backups`"), "{status:?}");
     let issued = token(&test, "orders/42");
     assert_eq!(test.ran("set-limit gpu 4").code, 0);
     fs::create_dir(&backups).unwrap();
@@ -317,6 +320,7 @@ fn backups_are_made_on_schedule_verified_and_restored_by_the_drill() {
     let first = stored().remove(0);
     wait_until("the oldest was removed", || !stored().contains(&first) && stored().len() == 2);
     assert!(backups.join("mine").exists());
+    assert_eq!(test.ran("cluster status").code, i32::from(exit::OK));
     let kept = backups.join(&stored()[1]);
     assert_eq!(fs::metadata(&kept).unwrap().permissions().mode() & 0o777, 0o600);
     node.kill();

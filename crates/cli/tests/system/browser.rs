@@ -1,4 +1,7 @@
 //! The pages for browsers in a real one: Debian's Chromium, driven by the scripts in `tests/browser`.
+//!
+//! With the name of a folder in the environment variable `PICTURES`, the scripts keep pictures there: those of
+//! `docs/images` are made so.
 
 use std::path::Path;
 use std::process::Command;

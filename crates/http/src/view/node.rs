@@ -66,6 +66,9 @@ pub struct NodeView {
     /// Why the last record could not be written to its audit file; absent: it could, or there is no file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub audit_error: Option<String>,
+    /// Why the last backup on its schedule failed; absent: it did not, or another node makes them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backup_error: Option<String>,
 }
 
 /// Whether a node's disk has room for its log.
@@ -189,6 +192,7 @@ impl From<v1::StatusResponse> for NodeView {
             disk_state,
             disk_full_in_seconds: status.disk_full_in_seconds,
             audit_error: Some(status.audit_error).filter(|error| !error.is_empty()),
+            backup_error: Some(status.backup_error).filter(|error| !error.is_empty()),
         }
     }
 }

@@ -155,6 +155,12 @@ impl Front {
         self.calls.own_backup().await
     }
 
+    /// Records why the last backup on a schedule failed, for the status of this node (empty: it did not);
+    /// returns the text before.
+    pub(crate) fn set_backup_error(&self, text: String) -> String {
+        std::mem::replace(&mut *self.calls.backup_error.lock(), text)
+    }
+
     /// Makes the replica hand over the leadership, then end.
     pub(crate) fn shut_down(&self) {
         self.replica.shut_down();

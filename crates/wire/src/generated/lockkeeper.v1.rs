@@ -916,6 +916,9 @@ pub struct StatusResponse {
     /// The number of streams of clients that this node relays to the leader.
     #[prost(uint64, tag = "25")]
     pub relayed_streams: u64,
+    /// Why the last backup on a schedule failed; empty: it did not, or another node makes them.
+    #[prost(string, tag = "26")]
+    pub backup_error: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AuditRequest {

@@ -318,6 +318,7 @@ impl Lockkeeper for Api {
                     status.disk_full_in_seconds = full_in.map(|left| left.as_secs());
                 }
                 status.audit_error = self.0.callers.audit.error().unwrap_or_default();
+                status.backup_error.clone_from(&self.0.backup_error.lock());
                 Ok(Response::new(*status))
             }
             _ => Err(unexpected()),

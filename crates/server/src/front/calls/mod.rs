@@ -80,6 +80,8 @@ pub(crate) struct Calls {
     /// Connections to the leader, while this node is a follower.
     links: forward::Links,
     relays: forward::Relays,
+    /// Why the last backup on a schedule failed; empty: it did not.
+    pub(super) backup_error: Mutex<String>,
 }
 
 /// The receiver of a call's answers.
@@ -146,6 +148,7 @@ impl Calls {
             orders: Arc::new(Semaphore::new(ORDERS_MAX)),
             links: forward::Links::default(),
             relays: forward::Relays::default(),
+            backup_error: Mutex::default(),
         })
     }
 
