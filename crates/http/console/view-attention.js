@@ -65,7 +65,7 @@ export function mountAttention(_route, root, signal) {
   let isKnown = false;
   let hasChanged = true;
   let [passedAt, pause] = [-Infinity, PASS_MS];
-  let ending = { found: /** @type {any[]} */ ([]), hasMore: false, isRead: false, isDenied: false };
+  let ending = { found: /** @type {any[]} */ ([]), hasMore: false, isRead: false, hasFailed: false, isDenied: false };
 
   const { nodes } = watchNodes(signal, show);
   // Without the permission each further call would be a record of the audit trail.
@@ -74,11 +74,11 @@ export function mountAttention(_route, root, signal) {
   const again = refresh(SESSIONS_MS, reading.signal, (inner) => get(`v1/sessions?page_size=${SESSIONS_MAX}`, inner), (page) => {
     const found = page.sessions.filter((/** @type {any} */ it) => !it.attached && it.left_ms < it.ttl_ms * LOW);
     found.sort((/** @type {any} */ a, /** @type {any} */ b) => a.left_ms - b.left_ms);
-    ending = { found, hasMore: page.next_after !== undefined, isRead: true, isDenied: false };
+    ending = { found, hasMore: page.next_after !== undefined, isRead: true, hasFailed: false, isDenied: false };
     fill(sessionsFailed);
     show();
   }, (problem) => {
-    ending = { ...ending, isRead: false, isDenied: problem.status === 401 || problem.status === 403 };
+    ending = { ...ending, isRead: false, hasFailed: true, isDenied: problem.status === 401 || problem.status === 403 };
     if (ending.isDenied) reading.abort();
     else fill(sessionsFailed, problemBox('The sessions can’t be read', problem, { retry: () => again() }));
     show();
@@ -145,16 +145,24 @@ export function mountAttention(_route, root, signal) {
     const { breaking, closed } = extremes.counts;
     const things = found.length + breaking + closed + ending.found.length;
     const isBad = found.some((it) => it.level === 'bad');
+    const areLocksLost = store.status.state === 'refused' || store.status.state === 'offline';
+    const areNodesRead = nodes.own !== null && nodes.members !== null;
+    const areNodesLost = nodes.statusProblem !== null || nodes.membersProblem !== null;
+    if (things === 0 && ((!isKnown && !areLocksLost) || (!ending.isRead && !ending.hasFailed) || (!areNodesRead && !areNodesLost))) {
+      verdictState.className = 'state big waiting';
+      setText(verdictState, 'Looking…');
+      return;
+    }
     // A part that could not be read is not well: it is unknown.
     const unread = [];
-    if (!isKnown || store.status.state === 'refused' || store.status.state === 'offline') unread.push('the locks');
+    if (!isKnown || areLocksLost) unread.push('the locks');
     if (!ending.isRead) unread.push('the sessions');
-    if (nodes.own === null || nodes.members === null) unread.push('the nodes');
+    if (!areNodesRead) unread.push('the nodes');
     const isUnread = unread.length > 0;
     verdictState.className = `state big ${things > 0 ? (isBad ? 'breaking' : 'closed') : isUnread ? 'waiting' : 'held'}`;
     setText(verdictState, things > 0 ? `${counted(things, 'thing needs', 'things need')} attention` : isUnread ? 'Not everything could be looked at' : 'Nothing needs attention');
     const answering = nodes.members?.nodes.length ?? 0;
-    const well = `${answering === 1 ? 'The node answers' : `All ${answering} nodes answer`}, no hold is being broken or keeps its lock closed, and no session is about to end.`;
+    const well = `${answering === 1 ? 'The node answers' : `All ${answering} nodes answer`}, no hold is being broken or keeps its lock closed, and no session${ending.hasMore ? ` of the first ${count(SESSIONS_MAX)}` : ''} is about to end.`;
     setText(verdictText, isUnread ? `Not known: ${unread.join(', ')}${ending.isDenied ? ' (without the permission)' : ''}.` : things > 0 ? '' : well);
   }
 }

@@ -92,6 +92,9 @@ const session = await dead.open('dead-host');
 await dead.acquire('orders/77');
 await page.goto(`${base}/#/session/${session}`);
 await page.getByText('orders/77').waitFor();
+const cutOff = (all) => all.filter((it) => it.scrollWidth > it.clientWidth).map((it) => it.innerText);
+assert.deepEqual(await page.locator('.facts-list dd').evaluateAll(cutOff), [], 'facts that run into the next ones');
+await picture(page, 'console-session-wide');
 await page.getByRole('button', { name: 'End the session…' }).click();
 const ends = page.getByRole('button', { name: 'End the session', exact: true });
 await page.getByLabel('Reason', { exact: false }).fill('the host has died');
@@ -112,6 +115,7 @@ await page.goto(`${base}/#/audit`);
 await page.getByText('it does not stop').waitFor();
 await page.getByText('the host has died').waitFor();
 await page.getByText('set-limit').waitFor();
+await picture(page, 'console-audit-wide');
 
 // Ten thousand locks: only those that are seen are in the document, and all can be reached.
 for (let first = 0; first < MANY; first += NAMES_PER_REQUEST) {
@@ -136,6 +140,7 @@ await phone.getByRole('button', { name: 'Expand' }).click();
 await phone.getByText('waiter-1').waitFor();
 // How long a lock is held is there too.
 assert.match(await phone.getByRole('row').filter({ hasText: 'waiter-1' }).innerText(), /\d+ s/);
+await phone.getByText('Live', { exact: true }).waitFor();
 await picture(phone, 'console-locks-narrow');
 for (const view of ['attention', 'locks', 'lock/orders/42', 'sessions', 'nodes', 'audit']) {
   await phone.goto(`${base}/#/${view}`);
@@ -145,4 +150,11 @@ for (const view of ['attention', 'locks', 'lock/orders/42', 'sessions', 'nodes',
 await phone.goto(`${base}/#/lock/orders/42`);
 await phone.getByText('it does not stop').waitFor();
 await picture(phone, 'console-lock-narrow');
+await phone.goto(`${base}/#/session/1`);
+await phone.getByText('Left of its ttl').waitFor();
+assert.deepEqual(await phone.locator('.facts-list dd').evaluateAll(cutOff), []);
+await picture(phone, 'console-session-narrow');
+await phone.goto(`${base}/#/audit`);
+await phone.getByText('it does not stop').waitFor();
+await picture(phone, 'console-audit-narrow');
 await end();

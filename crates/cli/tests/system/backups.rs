@@ -311,7 +311,10 @@ fn backups_are_made_on_schedule_verified_and_restored_by_the_drill() {
     });
     let status = test.ran("cluster status");
     assert_eq!(status.code, i32::from(exit::UNHEALTHY), "{status:?}");
-    assert!(status.out.contains("fails to make the backups of its schedule: cannot list `backups`"), "{status:?}");
+    assert!(
+        status.out.contains("fails to make the backups of its schedule: cannot list `backups`"),
+        "{status:?}"
+    );
     let issued = token(&test, "orders/42");
     assert_eq!(test.ran("set-limit gpu 4").code, 0);
     fs::create_dir(&backups).unwrap();
