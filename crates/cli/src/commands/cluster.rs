@@ -19,6 +19,8 @@ use crate::view;
 
 /// The interval at which a membership change is polled.
 const POLL_EVERY: Duration = Duration::from_millis(200);
+/// How long a node that is to be replaced must be silent: a new leader has heard of nobody for a moment.
+const SILENCE: Duration = Duration::from_secs(2);
 
 pub(super) async fn cluster(task: ClusterCommand) -> Result<u8, Failure> {
     match task {
@@ -161,7 +163,8 @@ async fn replace(args: ClusterReplace) -> Result<u8, Failure> {
         );
         return Err(Failure::new(USAGE, why));
     };
-    if known.answers {
+    let answers = |info: &ClusterInfo| info.nodes.iter().any(|it| it.node == lost && it.answers);
+    if until(&locks, SILENCE, answers).await? {
         let why = format!(
             "node {lost} answers, so its data are not lost; `lockkeeper cluster remove {lost}` would remove it all the same"
         );
