@@ -79,13 +79,14 @@ function ofMembers({ nodes, last }) {
  * @returns {Finding[]}
  */
 function ofNode(status) {
-  const { node, committed, applied, audit_error: auditError, certificate_ends: ends } = status;
+  const { node, committed, applied, audit_error: auditError, backup_error: backupError, certificate_ends: ends } = status;
   /** @type {Finding[]} */
   const found = [];
   if (status.leader === undefined) found.push({ level: 'bad', text: `Node ${node} knows no leader: nothing can be acquired or renewed there.`, remedy: 'Look at its log.' });
   if (committed - applied > BEHIND_MAX) found.push({ level: 'warn', text: `Node ${node} has yet to apply ${count(committed - applied)} entries of its log.`, remedy: 'It is overloaded, or has just started.' });
   found.push(...ofDisk(status));
   if (auditError !== undefined) found.push({ level: 'bad', text: `Node ${node} can’t write its audit file:`, said: String(auditError), remedy: 'Free space, or mend the disk: until then what operators do there is in its log only.' });
+  if (backupError !== undefined) found.push({ level: 'bad', text: `Node ${node} fails to make the backups of its schedule:`, said: String(backupError), remedy: 'Look at the folder of the backups.' });
   if (typeof ends === 'number') found.push(...ofCertificate(node, ends * 1_000 - Date.now()));
   else found.push(...ofAddress(status));
   return found;

@@ -151,6 +151,7 @@ function card(status, tag) {
     certificate(status.certificate_ends),
     disk(status),
     status.audit_error === undefined ? null : fact('Audit file', 'can\'t be written', String(status.audit_error)),
+    status.backup_error === undefined ? null : fact('Backups', 'fail', String(status.backup_error)),
     fact('Permissions', status.permissions === undefined ? 'no file' : short(status.permissions)),
     fact('Cluster', short(status.cluster)),
     fact('Data directory', short(status.incarnation)),
