@@ -1,7 +1,7 @@
 //! The pages for browsers in a real one: Debian's Chromium, driven by the scripts in `tests/browser`.
 //!
-//! With the name of a folder in the environment variable `PICTURES`, the scripts keep pictures there: those of
-//! `docs/images` are made so.
+//! With the name of a folder in the environment variable `PICTURES`, the scripts keep pictures there: so
+//! those of `docs/images` are made.
 
 use std::path::Path;
 use std::process::Command;
