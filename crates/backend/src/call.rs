@@ -77,6 +77,9 @@ pub struct AcquireRequest {
     pub subtree: bool,
     /// Queue if the lock is not free.
     pub wait: bool,
+    /// Queue only if fewer requests than this wait for each of the names; only if the capabilities declare
+    /// `queue_limit`. `None`: no limit.
+    pub waiters_max: Option<u32>,
     /// For how long the lock stays closed after the hold's end, however it ends.
     pub keep_closed: Duration,
     /// The value of the hold from its grant on; empty where the service has none.

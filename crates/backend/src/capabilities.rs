@@ -29,6 +29,8 @@ pub struct Capabilities {
     pub wait: bool,
     /// Grants in the order of arrival.
     pub fair: bool,
+    /// Not waiting if too many wait already.
+    pub queue_limit: bool,
     /// Locks that stay closed after the end of a hold.
     pub keep_closed: bool,
     /// Locks that stay closed for a while after a holder vanished.
@@ -203,6 +205,7 @@ impl Capabilities {
             multi: false,
             wait: false,
             fair: false,
+            queue_limit: false,
             keep_closed: false,
             lock_delay: false,
             inspect: false,
@@ -247,7 +250,7 @@ impl Capabilities {
 
     /// Every boolean ability with its name, in the order used by the backends' pages.
     #[must_use]
-    pub fn abilities(&self) -> [(&'static str, bool); 16] {
+    pub fn abilities(&self) -> [(&'static str, bool); 17] {
         [
             ("fencing", self.has_tokens()),
             ("ttl", self.ttl),
@@ -257,6 +260,7 @@ impl Capabilities {
             ("multi", self.multi),
             ("wait", self.wait),
             ("fair", self.fair),
+            ("queue_limit", self.queue_limit),
             ("keep_closed", self.keep_closed),
             ("lock_delay", self.lock_delay),
             ("inspect", self.inspect),

@@ -66,6 +66,7 @@ struct Options {
     renew: bool,
     subtree: bool,
     wait: Wait,
+    max_waiters: Option<u32>,
     max_hold: Option<Duration>,
     min_hold: Duration,
     keep_closed: Duration,
@@ -103,6 +104,7 @@ impl<F: Kind> Lock<F> {
             renew: true,
             subtree: false,
             wait: Wait::Forever,
+            max_waiters: None,
             max_hold: None,
             min_hold: Duration::ZERO,
             keep_closed: Duration::ZERO,
@@ -139,6 +141,13 @@ impl<F: Kind> Lock<F> {
     /// How long to wait for a lock that is not free; forever by default.
     pub fn wait(self, wait: Wait) -> Self {
         self.with(|options| options.wait = wait)
+    }
+
+    /// Waits only if fewer requests than this wait already; otherwise the acquire ends at once with
+    /// [`AcquireError::Busy`]. Only our own service and `memory:` can ([`Capabilities::queue_limit`]). With
+    /// several names, it counts for each of them.
+    pub fn max_waiters(self, most: u32) -> Self {
+        self.with(|options| options.max_waiters = Some(most))
     }
 
     /// Covers all names below the given ones too: a hold of `a` then excludes `a/b/c`.
@@ -381,6 +390,7 @@ impl<F: Kind> Lock<F> {
             mode: self.mode,
             subtree: options.subtree,
             wait: waits,
+            waiters_max: options.max_waiters,
             keep_closed: options.keep_closed,
             value: options.value.clone().into(),
             meta: encode_meta(&options.meta),
@@ -485,6 +495,7 @@ impl<F: Kind> Lock<F> {
             (options.subtree, can.subtree, "lock a subtree"),
             (names > 1, can.multi, "lock several names at once"),
             (wait != Wait::No, can.wait, "wait for a lock"),
+            (options.max_waiters.is_some(), can.queue_limit, "limit the number of waiters"),
             (!options.value.is_empty(), can.values, "keep a value of a hold"),
             (!options.keep_closed.is_zero(), can.keep_closed, "keep a lock closed after its hold"),
             (!options.lock_delay.is_zero(), can.lock_delay, "delay a lock after its holder vanished"),

@@ -25,6 +25,7 @@ pub async fn compare(subject: &impl Subject) {
             "wait" => waits(subject).await,
             // The order may be right by chance although the backend does not guarantee it.
             "fair" => declared && fair(subject).await,
+            "queue_limit" => queue_limit(subject).await,
             "keep_closed" => keep_closed(subject).await,
             "lock_delay" => lock_delay(subject).await,
             "inspect" => inspect(subject).await,
@@ -182,6 +183,22 @@ async fn fair(subject: &impl Subject) -> bool {
         seen.push(turn);
     }
     seen == [0, 1, 2, 3, 4]
+}
+
+async fn queue_limit(subject: &impl Subject) -> bool {
+    let (one, two) = pair(subject).await;
+    let name = "abilities/queue_limit";
+    let held = one.mutex(name).acquire().await.unwrap();
+    let third = || two.mutex(name).max_waiters(1);
+    if !one.capabilities().queue_limit {
+        let refused = third().acquire().await;
+        return !matches!(refused, Err(AcquireError::Unsupported(_)));
+    }
+    let waiting = start_waiting(third()).await;
+    until_waiting(&one, name, 1).await;
+    let refused = third().acquire().await;
+    held.release().await.unwrap();
+    matches!(refused, Err(AcquireError::Busy(_))) && waiting.await.unwrap().is_ok()
 }
 
 async fn keep_closed(subject: &impl Subject) -> bool {

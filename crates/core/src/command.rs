@@ -192,14 +192,20 @@ pub enum IfBusy {
     Wait {
         /// Wait limit in milliseconds; `Some(0)` equals [`IfBusy::Fail`] (Q2), `None` is no limit.
         at_most_ms: Option<u64>,
+        /// Queues the request only if fewer requests than this wait for each of its names already; otherwise
+        /// as [`IfBusy::Fail`] (Q3). `None` is no limit. Ignored below version 4 of the rules.
+        waiters_max: Option<u32>,
     },
 }
 
 impl IfBusy {
-    /// Whether a request that can't be granted at once is queued (Q2).
+    /// Waiting without any limit.
+    pub const WAIT: Self = Self::Wait { at_most_ms: None, waiters_max: None };
+
+    /// Whether a request that can't be granted at once may be queued (Q2).
     #[must_use]
     pub fn may_wait(self) -> bool {
-        !matches!(self, Self::Fail | Self::Wait { at_most_ms: Some(0) })
+        !matches!(self, Self::Fail | Self::Wait { at_most_ms: Some(0), .. })
     }
 }
 

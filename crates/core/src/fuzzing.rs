@@ -89,7 +89,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             names: names.into_iter().map(name).collect(),
             mode,
             subtree,
-            if_busy: IfBusy::Wait { at_most_ms: None },
+            if_busy: IfBusy::WAIT,
             keep_closed_ms: 500,
             value: b"value".as_slice().into(),
             meta: b"meta=1".as_slice().into(),

@@ -80,8 +80,10 @@ pub const TOKEN_MAX: u64 = (1 << 53) - 1;
 /// its tokens (T3).
 pub const RAISE_TOKENS_MAX: u64 = 1 << 52;
 /// The newest version of the rules that this binary supports (V1).
-pub const RULES_VERSION: u32 = 3;
+pub const RULES_VERSION: u32 = 4;
 /// The version of the rules from which on sessions have an identity (S4).
 pub const RULES_WITH_IDENTITY: u32 = 2;
 /// The version of the rules from which on requests have a time (E3).
 pub const RULES_WITH_CLOCK: u32 = 3;
+/// The version of the rules from which on a request may limit the queue (Q3).
+pub const RULES_WITH_QUEUE_LIMIT: u32 = 4;

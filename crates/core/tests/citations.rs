@@ -118,7 +118,7 @@ fn the_rule_book_has_every_rule_once() {
     let mut expected: Vec<String> = ["W-a", "P3-a", "P7-a"].map(str::to_owned).to_vec();
     let counts = [
         ("N", 3),
-        ("Q", 2),
+        ("Q", 3),
         ("G", 3),
         ("L", 4),
         ("S", 4),

@@ -72,7 +72,7 @@ fn wants(session: SessionId, seq: u64, names: &[&str], mode: Mode) -> Acquire {
         names: names.iter().map(|name| LockName::parse(name).expect("a legal name")).collect(),
         mode,
         subtree: false,
-        if_busy: IfBusy::Wait { at_most_ms: None },
+        if_busy: IfBusy::WAIT,
         keep_closed_ms: 0,
         value: Box::default(),
         meta: Box::default(),

@@ -411,7 +411,7 @@ fn acquire(seq: u64, name: &str, mode: Mode, keep_closed_ms: u64) -> Command {
         names: vec![LockName::parse(name).expect("a legal name")],
         mode,
         subtree: false,
-        if_busy: IfBusy::Wait { at_most_ms: None },
+        if_busy: IfBusy::WAIT,
         keep_closed_ms,
         value: Box::default(),
         meta: Box::default(),
@@ -428,7 +428,7 @@ fn freed(number: u64, after: u64) -> FreedState {
 fn every_inconsistency_has_its_own_error() {
     type Change = fn(&mut Snapshot);
     let cases: [(Change, &str); 29] = [
-        (|s| s.rules = 4, "rules version 4"),
+        (|s| s.rules = 5, "rules version 5"),
         (
             |s| {
                 s.rules = 1;

@@ -94,10 +94,8 @@ fn session_with_too_many_kept_answers_is_refused_but_can_finish() {
 fn a_name_takes_a_limited_number_of_waiters() {
     let mut table = table();
     assert!(matches!(ask(&mut table, wants(ALICE, 1, &["a", "a/b"])), Reply::Granted(_)));
-    let waits = |session, seq, names: &[&str]| Acquire {
-        if_busy: IfBusy::Wait { at_most_ms: None },
-        ..wants(session, seq, names)
-    };
+    let waits =
+        |session, seq, names: &[&str]| Acquire { if_busy: IfBusy::WAIT, ..wants(session, seq, names) };
     for seq in 1..=WAITERS_PER_NAME_MAX {
         let queued = Reply::Queued { position: seq as u64 - 1, limits: Vec::new() };
         assert_eq!(ask(&mut table, waits(BOB, seq, &["a"])), queued);

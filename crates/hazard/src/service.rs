@@ -129,7 +129,7 @@ impl LockService {
                 names: vec![self.name.clone()],
                 mode: if mode == ModeKind::Shared { Mode::Shared } else { Mode::Exclusive },
                 subtree: false,
-                if_busy: IfBusy::Wait { at_most_ms: None },
+                if_busy: IfBusy::WAIT,
                 keep_closed_ms: 0,
                 value: Box::default(),
                 meta: Box::default(),

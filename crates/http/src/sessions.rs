@@ -148,6 +148,9 @@ pub(crate) struct Acquire {
     wait: bool,
     /// With `wait`: how long to wait in the queue in all, in milliseconds; absent: unlimited.
     at_most_ms: Option<u64>,
+    /// With `wait`: waits only if fewer requests than this wait already for each of the locks; otherwise the
+    /// lock is busy; absent: no limit.
+    max_waiters: Option<u32>,
     /// With `wait`: how long this call waits for the answer, in milliseconds; absent: 1,000. The request
     /// stays in the queue after that. At most a third of the session's ttl, or other calls have to keep the
     /// session alive meanwhile.
@@ -233,12 +236,12 @@ pub(crate) async fn acquire<O: Origin>(
     headers: HeaderMap,
     JsonBody(asked): JsonBody<Acquire>,
 ) -> Result<Response, Problem> {
-    let poll_ms = match (asked.wait, asked.poll_ms, asked.at_most_ms) {
-        (true, poll_ms, _) => poll_ms.unwrap_or(POLL_MS_DEFAULT),
-        (false, None, None) => 0,
+    let poll_ms = match (asked.wait, asked.poll_ms, asked.at_most_ms, asked.max_waiters) {
+        (true, poll_ms, ..) => poll_ms.unwrap_or(POLL_MS_DEFAULT),
+        (false, None, None, None) => 0,
         (false, ..) => {
             return Err(Problem::invalid(
-                "`poll_ms` or `at_most_ms` is given, but `wait` is not true: the request does not wait",
+                "`poll_ms`, `at_most_ms` or `max_waiters` is given, but `wait` is not true: the request does not wait",
             ));
         }
     };
@@ -251,6 +254,7 @@ pub(crate) async fn acquire<O: Origin>(
         subtree: asked.subtree,
         wait: asked.wait,
         at_most_ms: asked.at_most_ms,
+        waiters_max: asked.max_waiters,
         keep_closed_ms: asked.keep_closed_ms,
         value: content::bytes("value", asked.value, asked.value_base64).map_err(Problem::invalid)?,
         meta: content::bytes("meta", asked.meta, asked.meta_base64).map_err(Problem::invalid)?,

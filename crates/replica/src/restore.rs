@@ -146,7 +146,7 @@ mod tests {
                 names: vec![LockName::parse(name).expect("a name")],
                 mode: Mode::Exclusive,
                 subtree: false,
-                if_busy: IfBusy::Wait { at_most_ms: None },
+                if_busy: IfBusy::WAIT,
                 keep_closed_ms,
                 value: Box::default(),
                 meta: Box::default(),

@@ -31,7 +31,7 @@ impl CommandSummary {
         match command {
             Command::Acquire(it) => Self::Acquire {
                 at_most: match it.if_busy {
-                    IfBusy::Wait { at_most_ms } => at_most_ms.map(ms),
+                    IfBusy::Wait { at_most_ms, .. } => at_most_ms.map(ms),
                     IfBusy::Fail => None,
                 },
             },

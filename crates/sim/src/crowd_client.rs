@@ -133,7 +133,7 @@ impl CrowdClient {
             names: vec![LockName::parse(name).ok()?],
             mode,
             subtree,
-            if_busy: IfBusy::Wait { at_most_ms },
+            if_busy: IfBusy::Wait { at_most_ms, waiters_max: None },
             keep_closed_ms: 0,
             value: Box::default(),
             meta: Box::default(),

@@ -249,7 +249,11 @@ impl RawClient {
             names: vec![name],
             mode,
             subtree: core.dice.chance(20),
-            if_busy: if core.dice.chance(80) { IfBusy::Wait { at_most_ms } } else { IfBusy::Fail },
+            if_busy: if core.dice.chance(80) {
+                IfBusy::Wait { at_most_ms, waiters_max: None }
+            } else {
+                IfBusy::Fail
+            },
             keep_closed_ms: 0,
             value: Box::default(),
             meta: Box::default(),

@@ -232,7 +232,11 @@ pub(crate) fn acquire(session: SessionId, it: v1::Acquire) -> Result<Command, Ma
         names: fields::names(&it.names)?,
         mode: fields::mode(it.mode, it.permits)?,
         subtree: it.subtree,
-        if_busy: if it.wait { IfBusy::Wait { at_most_ms: it.at_most_ms } } else { IfBusy::Fail },
+        if_busy: if it.wait {
+            IfBusy::Wait { at_most_ms: it.at_most_ms, waiters_max: it.waiters_max }
+        } else {
+            IfBusy::Fail
+        },
         keep_closed_ms: it.keep_closed_ms,
         value: it.value.into(),
         meta: it.meta.into(),
@@ -265,9 +269,9 @@ pub(crate) fn downgrade(session: SessionId, it: &v1::Downgrade) -> Command {
 /// Encodes an acquire, for the wire and for the log. A trace context is no part of the command.
 #[must_use]
 pub fn acquire_message(it: &Acquire) -> v1::Acquire {
-    let (wait, at_most_ms) = match it.if_busy {
-        IfBusy::Fail => (false, None),
-        IfBusy::Wait { at_most_ms } => (true, at_most_ms),
+    let (wait, at_most_ms, waiters_max) = match it.if_busy {
+        IfBusy::Fail => (false, None, None),
+        IfBusy::Wait { at_most_ms, waiters_max } => (true, at_most_ms, waiters_max),
     };
     v1::Acquire {
         seq: it.seq.0,
@@ -280,6 +284,7 @@ pub fn acquire_message(it: &Acquire) -> v1::Acquire {
         },
         subtree: it.subtree,
         wait,
+        waiters_max,
         at_most_ms,
         keep_closed_ms: it.keep_closed_ms,
         value: it.value.to_vec(),

@@ -35,7 +35,8 @@ fn mode() -> impl Strategy<Value = Mode> {
 fn acquire() -> impl Strategy<Value = Acquire> {
     let if_busy = prop_oneof![
         Just(IfBusy::Fail),
-        any::<Option<u64>>().prop_map(|at_most_ms| IfBusy::Wait { at_most_ms }),
+        any::<(Option<u64>, Option<u32>)>()
+            .prop_map(|(at_most_ms, waiters_max)| IfBusy::Wait { at_most_ms, waiters_max }),
     ];
     let numbers = (any::<u64>(), any::<u64>(), any::<u64>(), mostly(0..=limits::KEEP_CLOSED_MS_MAX));
     let names = prop_oneof![9 => prop::collection::vec(name(), 1..5), 1 => Just(Vec::new())];

@@ -121,6 +121,7 @@ impl Session {
             keep_closed: Duration::ZERO,
             value: Box::default(),
             meta: Box::default(),
+            waiters_max: None,
             traceparent: None,
         });
         self.submit(Call::Acquire { seq: Seq(seq), done_through: Seq(0), request, wait_left: None })

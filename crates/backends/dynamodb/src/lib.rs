@@ -79,6 +79,7 @@ fn capabilities() -> Capabilities {
         multi: false,
         wait: true,
         fair: false,
+        queue_limit: false,
         keep_closed: false,
         lock_delay: true,
         inspect: true,

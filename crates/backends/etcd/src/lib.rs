@@ -90,6 +90,7 @@ fn capabilities() -> Capabilities {
         multi: false,
         wait: true,
         fair: true,
+        queue_limit: false,
         keep_closed: true,
         lock_delay: true,
         inspect: true,

@@ -270,7 +270,7 @@ fn enter(
             names: vec![request.names[index].clone()],
             mode: acquire.mode,
             subtree: false,
-            if_busy: if acquire.wait { IfBusy::Wait { at_most_ms: None } } else { IfBusy::Fail },
+            if_busy: if acquire.wait { IfBusy::WAIT } else { IfBusy::Fail },
             keep_closed_ms: u64::try_from(acquire.keep_closed.as_millis()).unwrap_or(u64::MAX),
             value: Box::default(),
             meta: acquire.meta.clone(),

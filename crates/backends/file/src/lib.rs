@@ -67,6 +67,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     multi: true,
     wait: true,
     fair: true,
+    queue_limit: false,
     keep_closed: true,
     lock_delay: true,
     inspect: true,

@@ -123,6 +123,7 @@ fn capabilities(fencing: bool) -> Capabilities {
         multi: false,
         wait: true,
         fair: true,
+        queue_limit: false,
         keep_closed: true,
         lock_delay: true,
         inspect: true,

@@ -94,6 +94,7 @@ static CAPABILITIES: Capabilities = Capabilities {
     multi: false,
     wait: true,
     fair: false,
+    queue_limit: false,
     keep_closed: true,
     lock_delay: true,
     inspect: true,

@@ -77,6 +77,7 @@ fn capabilities() -> Capabilities {
         multi: false,
         wait: true,
         fair: true,
+        queue_limit: false,
         keep_closed: false,
         lock_delay: false,
         inspect: true,

@@ -101,6 +101,9 @@ pub struct Run {
     /// Give up after this long (exit code 75)
     #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "try_")]
     pub wait: Option<Duration>,
+    /// Don't wait if this many or more wait already (exit code 75)
+    #[arg(long, value_name = "N", conflicts_with = "try_")]
+    pub max_waiters: Option<u32>,
     /// Don't wait (exit code 75 if the lock isn't free)
     #[arg(long = "try")]
     pub try_: bool,

@@ -61,6 +61,7 @@ fn busy_exit_code_is_configurable() {
         let ended = test.ran(&format!("run -q {options} x -- true"));
         assert_eq!((ended.code, ended.err.as_str()), (i32::from(exit::BUSY), ""), "{options}");
     }
+    test.ran("run --max-waiters 3 x -- true").is_one_line(exit::USAGE, &["limit the number of waiters"]);
     test.ran("run -q y -- /nowhere").is_one_line(exit::NOT_FOUND, &["/nowhere"]);
     let ended = test.ran("run --wait 20ms --busy-exit 9 x -- true");
     ended.is_one_line(9, &["`x` did not become free within"]);

@@ -59,6 +59,8 @@ fn holders_waiters_and_sessions_are_listed() {
     let holder = test.holder("orders/42", &["--meta", "ticket=5"]);
     let waiter = test.lockkeeper(["run", "--ttl", "10s", "orders/42", "--", "true"]).started();
     test.wait_for_waiters("orders/42", 1);
+    let too_many = test.ran("run --max-waiters 1 orders/42 -- true");
+    too_many.is_one_line(exit::BUSY, &["`orders/42` is busy"]);
     let held = &test.shown("orders/42")["holds"][0];
     assert_eq!((&held["token"], &held["meta"]), (&json!(holder.token), &json!("ticket=5")));
     assert!(held["held_for_ms"].is_u64() && held["label"].as_str().unwrap().ends_with(": sh"), "{held}");

@@ -35,6 +35,7 @@ pub(super) fn request_of_a_test() -> Arc<AcquireRequest> {
         keep_closed: Duration::ZERO,
         value: Box::default(),
         meta: Box::default(),
+        waiters_max: None,
         traceparent: None,
     })
 }
@@ -83,6 +84,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         keep_closed: Duration::ZERO,
         value: Box::default(),
         meta: Box::default(),
+        waiters_max: None,
         traceparent: None,
     });
     let limits = AcquireLimits {

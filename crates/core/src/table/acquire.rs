@@ -97,13 +97,16 @@ impl Table {
         let of = if let Mode::Permit { of } = acquire.mode { of } else { None };
         let wanted = Wanted { nodes: nodes.as_slice(), kind, subtree: acquire.subtree, of };
         let free = !self.is_blocked(&wanted, Ticket(u64::MAX));
-        let at_most_ms = match acquire.if_busy {
-            IfBusy::Wait { at_most_ms } if acquire.if_busy.may_wait() => Some(at_most_ms),
-            _ => None,
+        let (at_most_ms, waiters_max) = match acquire.if_busy {
+            IfBusy::Wait { at_most_ms, waiters_max } if acquire.if_busy.may_wait() => {
+                (Some(at_most_ms), waiters_max)
+            }
+            _ => (None, None),
         };
         let refusal = match (free, at_most_ms) {
             (true, _) => None,
             (false, None) => Some(self.busy(&wanted)),
+            (false, Some(_)) if self.is_too_long(nodes.as_slice(), waiters_max) => Some(self.busy(&wanted)),
             (false, Some(_)) => self.full_queue(nodes.as_slice()),
         };
         if let Some(refusal) = refusal {
@@ -145,6 +148,15 @@ impl Table {
             self.queue(id);
         }
         Ok(self.present_state(id))
+    }
+
+    /// Whether the queue of one of the names has reached the limit of a request (Q3).
+    fn is_too_long(&self, nodes: &[NodeId], waiters_max: Option<u32>) -> bool {
+        let Some(most) = waiters_max.filter(|_| self.rules >= limits::RULES_WITH_QUEUE_LIMIT) else {
+            return false;
+        };
+        let waiters = |node| self.names.get(node).here.crowd().map_or(0, |crowd| crowd.waiting.len());
+        nodes.iter().any(|&node| waiters(node) >= most as usize)
     }
 
     fn full_queue(&self, nodes: &[NodeId]) -> Option<Reply> {

@@ -9,8 +9,9 @@ use lockkeeper_core::{
 };
 
 const FAIL: IfBusy = IfBusy::Fail;
-const WAIT: IfBusy = IfBusy::Wait { at_most_ms: None };
-const WAIT_7S: IfBusy = IfBusy::Wait { at_most_ms: Some(7000) };
+const WAIT: IfBusy = IfBusy::WAIT;
+const WAIT_7S: IfBusy = IfBusy::Wait { at_most_ms: Some(7000), waiters_max: None };
+const WAIT_SECOND: IfBusy = IfBusy::Wait { at_most_ms: None, waiters_max: Some(1) };
 const PERMIT_1: Mode = Mode::Permit { of: Some(1) };
 const PERMIT_2: Mode = Mode::Permit { of: Some(2) };
 const KEEP_CLOSED_MS: u64 = 3000;
@@ -24,7 +25,7 @@ const ACQUIRES: [Letter; 6] = [
     (&["a"], Mode::Shared, true, true, [FAIL, WAIT_7S]),
     (&["a/b"], Mode::Shared, false, false, [WAIT_7S, FAIL]),
     (&["a"], PERMIT_1, false, true, [WAIT_7S, FAIL]),
-    (&["a/b", "a"], PERMIT_2, false, false, [WAIT, WAIT]),
+    (&["a/b", "a"], PERMIT_2, false, false, [WAIT, WAIT_SECOND]),
 ];
 
 fn name(text: &str) -> LockName {

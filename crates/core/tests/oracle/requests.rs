@@ -77,9 +77,9 @@ impl Oracle {
         if let Some(why) = refused_content(&acquire) {
             return Reply::Refused(why);
         }
-        let at_most_ms = match acquire.if_busy {
-            IfBusy::Fail | IfBusy::Wait { at_most_ms: Some(0) } => None, // Q2
-            IfBusy::Wait { at_most_ms } => Some(at_most_ms),
+        let (at_most_ms, waiters_max) = match acquire.if_busy {
+            IfBusy::Fail | IfBusy::Wait { at_most_ms: Some(0), .. } => (None, None), // Q2
+            IfBusy::Wait { at_most_ms, waiters_max } => (Some(at_most_ms), waiters_max),
         };
         let request = RequestState {
             ticket: Ticket(self.state.last_ticket + 1),
@@ -110,7 +110,7 @@ impl Oracle {
             self.enter(request, implied);
             return Reply::Granted(self.grant(ticket));
         }
-        if at_most_ms.is_none() {
+        if at_most_ms.is_none() || self.q3_is_too_long(&request, waiters_max) {
             let holder = self.q1_holder(&request, &implied);
             return Reply::Busy { holder, queued_ahead: self.q1_position(&request) };
         }
@@ -176,6 +176,15 @@ impl Oracle {
             return Some(Rejection::TooManyClosedHolds);
         }
         (self.state.last_token >= limits::TOKEN_MAX).then_some(Rejection::TokensExhausted)
+    }
+
+    /// Q3: as many requests as the limit wait for one of the names; counted for each exact name.
+    fn q3_is_too_long(&self, request: &RequestState, waiters_max: Option<u32>) -> bool {
+        let waiters = |name: &LockName| {
+            self.state.requests.iter().filter(|r| is_waiting(r) && r.names.contains(name)).count()
+        };
+        self.state.rules >= limits::RULES_WITH_QUEUE_LIMIT
+            && waiters_max.is_some_and(|max| request.names.iter().any(|name| waiters(name) >= max as usize))
     }
 
     /// M1: the first name that has the maximum number of waiters; counted for each exact name.

@@ -143,9 +143,10 @@ pub(crate) fn asked() -> impl Strategy<Value = Asked> {
     ];
     let if_busy = prop_oneof![
         2 => Just(IfBusy::Fail),
-        4 => Just(IfBusy::Wait { at_most_ms: None }),
-        3 => Just(IfBusy::Wait { at_most_ms: Some(7000) }),
-        1 => Just(IfBusy::Wait { at_most_ms: Some(0) }),
+        4 => Just(IfBusy::WAIT),
+        3 => Just(IfBusy::Wait { at_most_ms: Some(7000), waiters_max: None }),
+        1 => Just(IfBusy::Wait { at_most_ms: Some(0), waiters_max: None }),
+        2 => (0..3_u32).prop_map(|most| IfBusy::Wait { at_most_ms: None, waiters_max: Some(most) }),
     ];
     let keep_closed =
         prop_oneof![6 => Just(0), 3 => Just(3000), 1 => Just(86_400_000), 1 => Just(86_400_001)];
@@ -235,8 +236,12 @@ pub(crate) fn crowding_step() -> impl Strategy<Value = Step> {
             Mode::Permit { .. } => Mode::Permit { of: Some(2) },
             mode => mode,
         };
-        let sensible =
-            Asked { mode, if_busy: IfBusy::Wait { at_most_ms: Some(7000) }, value_bytes: 0, ..asked };
+        let sensible = Asked {
+            mode,
+            if_busy: IfBusy::Wait { at_most_ms: Some(7000), waiters_max: None },
+            value_bytes: 0,
+            ..asked
+        };
         Asked { subtree: sensible.subtree && mode.kind() != ModeKind::Permit, meta_bytes: 0, ..sensible }
     });
     let live = || (0..40u8).prop_map(Target::Live);
@@ -265,7 +270,7 @@ pub(crate) fn permit_step() -> impl Strategy<Value = Step> {
         |(session, names)| {
             let by = By { session, seq: SeqPick::Next, done: DonePick::Behind(0) };
             let mode = Mode::Permit { of: Some(6) };
-            let if_busy = IfBusy::Wait { at_most_ms: None };
+            let if_busy = IfBusy::WAIT;
             let asked = Asked {
                 names,
                 mode,

@@ -180,9 +180,10 @@ impl Line {
             Some(of) => Mode::Permit { of: Some(number(of)?) },
             None => Mode::Exclusive,
         };
+        let waiters_max = words.text("max-waiters").map(number).transpose()?;
         let if_busy = match words.duration("wait")? {
-            Some(ms) => IfBusy::Wait { at_most_ms: Some(ms) },
-            None if words.flag("wait") => IfBusy::Wait { at_most_ms: None },
+            Some(ms) => IfBusy::Wait { at_most_ms: Some(ms), waiters_max },
+            None if words.flag("wait") => IfBusy::Wait { at_most_ms: None, waiters_max },
             None => IfBusy::Fail,
         };
         let subtree = words.flag("subtree");

@@ -76,6 +76,7 @@ impl SimClient {
             keep_closed: Duration::from_millis(keep_closed / MS),
             value: Box::default(),
             meta: Box::default(),
+            waiters_max: None,
             traceparent: None,
         };
         self.acquire(core, request);
@@ -92,6 +93,7 @@ impl SimClient {
             keep_closed: Duration::ZERO,
             value: Box::default(),
             meta: Box::default(),
+            waiters_max: None,
             traceparent: None,
         };
         self.acquire(core, request);

@@ -114,6 +114,10 @@ pub struct Acquire {
     /// else is ignored. Not stored.
     #[prost(string, tag = "12")]
     pub traceparent: ::prost::alloc::string::String,
+    /// With `wait`: wait only if fewer requests than this wait for each of the names; otherwise the answer is `busy` (Q3).
+    /// Absent: no limit. Ignored until all nodes know version 4 of the table's rules.
+    #[prost(uint32, optional, tag = "13")]
+    pub waiters_max: ::core::option::Option<u32>,
 }
 /// Releases a hold, or leaves the queue: one command for both, so that giving up can't race with a grant (R4).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -49,6 +49,7 @@ fn request_all(names: &[&str]) -> AcquireRequest {
         keep_closed: Duration::ZERO,
         value: Box::default(),
         meta: Box::default(),
+        waiters_max: None,
         traceparent: None,
     }
 }

@@ -147,6 +147,7 @@ fn capabilities(fencing: Fencing) -> Capabilities {
         multi: false,
         wait: true,
         fair: true,
+        queue_limit: false,
         keep_closed: false,
         lock_delay: false,
         inspect: true,

@@ -73,6 +73,7 @@ static CAPABILITIES: Capabilities = Capabilities {
     multi: false,
     wait: true,
     fair: true,
+    queue_limit: false,
     keep_closed: true,
     lock_delay: true,
     inspect: true,

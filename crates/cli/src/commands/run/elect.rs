@@ -30,6 +30,7 @@ pub(in crate::commands) async fn elect(mut args: Elect) -> Result<u8, Failure> {
         command: args.command,
         wait: None,
         try_: false,
+        max_waiters: None,
         shared: false,
         permit: None,
         keep_closed: None,

@@ -481,6 +481,7 @@ fn lock(
         (false, None) => lockkeeper::Wait::Forever,
     };
     let lock = lock.wait(wait).keep_closed(keep_closed.unwrap_or_default());
+    let lock = args.max_waiters.into_iter().fold(lock, Lock::max_waiters);
     with_options(lock.min_hold(args.min_hold.unwrap_or_default()), &args.job, times)
 }
 

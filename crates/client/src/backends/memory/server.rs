@@ -396,7 +396,11 @@ impl MemoryState {
                 names: request.names.clone(),
                 mode: request.mode,
                 subtree: request.subtree,
-                if_busy: if request.wait { IfBusy::Wait { at_most_ms } } else { IfBusy::Fail },
+                if_busy: if request.wait {
+                    IfBusy::Wait { at_most_ms, waiters_max: request.waiters_max }
+                } else {
+                    IfBusy::Fail
+                },
                 keep_closed_ms: request.keep_closed.as_millis() as u64,
                 value: request.value.clone(),
                 meta: request.meta.clone(),

@@ -87,6 +87,7 @@ static CAPABILITIES: Capabilities = Capabilities {
     multi: true,
     wait: true,
     fair: true,
+    queue_limit: true,
     keep_closed: true,
     lock_delay: true,
     inspect: true,

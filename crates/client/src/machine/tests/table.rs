@@ -213,7 +213,7 @@ impl World {
                     names: vec![name],
                     mode: Mode::Exclusive,
                     subtree: false,
-                    if_busy: IfBusy::Wait { at_most_ms: None },
+                    if_busy: IfBusy::WAIT,
                     keep_closed_ms: 0,
                     value: Box::default(),
                     meta: Box::default(),

@@ -99,6 +99,7 @@ fn acquire(seq: u64) -> Call {
         keep_closed: Duration::ZERO,
         value: Box::default(),
         meta: Box::default(),
+        waiters_max: None,
         traceparent: None,
     };
     Call::Acquire { seq: Seq(seq), done_through: Seq(0), request: request.into(), wait_left: None }

@@ -227,6 +227,7 @@ impl World {
             keep_closed: Duration::ZERO,
             value: Box::default(),
             meta: Box::default(),
+            waiters_max: None,
             traceparent: None,
         };
         self.clients[who].wanted.insert(key, (name, Arc::new(wanted)));
