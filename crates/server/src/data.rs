@@ -145,8 +145,8 @@ pub(crate) fn open<D: Disk>(
             }
             if options.rejoin && kept.nodes.is_empty() {
                 // It may have another id than the options say, given by the cluster.
-                let addresses = self::member(options, addresses, member.incarnation);
-                let member = Member { node: member.node, ..addresses };
+                let node = member.node;
+                let member = Member { node, ..self::member(options, addresses, member.incarnation) };
                 let candidate = Candidate { member: Some(member), ..kept };
                 stand(disk, options, &candidate)?;
                 return Ok(DirectoryContents::Candidate(candidate));

@@ -21,8 +21,8 @@ const PERIODS: usize = 20;
 const PERIOD: Duration = Duration::from_secs(30);
 /// After a measurement of this age, the disk counts as one that does not answer.
 const AGE_MAX: Duration = Duration::from_secs(15);
-/// A warning is logged again after this time at the earliest, if the space was enough in between.
-const WARN_EVERY: Duration = Duration::from_secs(10 * 60);
+/// After a line in the log, a better state is logged after this time at the earliest.
+const BETTER_AFTER: Duration = Duration::from_secs(60);
 
 /// A measurement, and the judgement of it.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -131,16 +131,16 @@ impl DiskSpace {
             () if is_low => DiskState::Low,
             () => DiskState::Enough,
         };
-        let before = measured.last.map_or(DiskState::Enough, |(_, last)| last.state);
         let reading = DiskReading { used, free, state, full_in };
         measured.last = Some((now, reading));
-        if state == before {
-            return;
-        }
-        let was_told = measured
-            .warned
-            .is_some_and(|(at, told)| told >= state && now.saturating_duration_since(at) < WARN_EVERY);
-        if !was_told {
+        // A worse state is logged at once, a better one not before it has lasted for a while.
+        let is_news = match measured.warned {
+            None => state != DiskState::Enough,
+            Some((at, told)) => {
+                state > told || (state < told && now.saturating_duration_since(at) >= BETTER_AFTER)
+            }
+        };
+        if is_news {
             self.log(&reading);
             measured.warned = Some((now, state));
         }

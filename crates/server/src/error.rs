@@ -198,8 +198,8 @@ pub enum ServeError {
     #[error(
         "the data directory `{directory}` was deleted, moved or replaced while this node ran: nothing that it \
          acknowledged from now on would be found again, so it stops. Put the directory back and start again. If it is lost: \
-         a node that is alone starts with an empty one, whose tokens are above the old ones; a node of a cluster is taken \
-         out (`lockkeeper cluster remove`), then added with an empty one under a new id"
+         a node that is alone starts with an empty one, whose tokens are above the old ones; a node of a cluster is \
+         started with an empty one and `--rejoin`, then `lockkeeper cluster replace` takes it in"
     )]
     DirectoryGone {
         /// The data directory.

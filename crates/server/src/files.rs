@@ -79,13 +79,14 @@ pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>,
                 }
                 Err(error) => {
                     // Files that are just being replaced don't fit together: the same error is logged once,
-                    // and at SIGHUP.
+                    // and at SIGHUP. Its numbers may be of the time, such as that since a certificate's end.
                     let text = error.to_string();
-                    if is_asked || failed.as_ref() != Some(&text) {
+                    let same = text.replace(|char: char| char.is_ascii_digit(), "");
+                    if is_asked || failed.as_ref() != Some(&same) {
                         tracing::error!(%error, "the new files are not used, the old ones stay in force: {error}");
                         note(names, text.clone(), "failed");
                     }
-                    *failed = Some(text);
+                    *failed = Some(same);
                 }
             }
         }

@@ -12,7 +12,7 @@ use lockkeeper_http::HazardPlayer;
 use crate::access::AccessFiles;
 use crate::error::ServeError;
 use crate::scheduled_backups::BackupSchedule;
-use crate::tls::TlsFiles;
+use crate::tls::{NodeName, TlsFiles};
 use crate::traces::TraceSink;
 
 /// Default limit of client connections; the limit on open files may lower it. A connection with a session
@@ -112,9 +112,9 @@ pub struct ServerOptions {
     pub cluster: BTreeMap<u64, String>,
     /// The peer address of a member of the cluster that this node is to be added to; instead of `cluster`.
     pub join: Option<String>,
-    /// A node without data that its cluster refuses for good (its earlier data are gone, or it was removed) or
-    /// does not know waits to be added under the id that the cluster then gives it, instead of ending. From
-    /// then on `node` has no meaning.
+    /// A node without data that its cluster refuses for good (its earlier data are gone, or it was removed)
+    /// or does not know waits to be added under the id that the cluster then gives it, instead of ending.
+    /// From then on `node` has no meaning.
     pub rejoin: bool,
     /// The address that listens to peers; by default this node's address in `cluster` or in its data, or with
     /// `join` the default peer port on 127.0.0.1.
@@ -203,6 +203,33 @@ impl ServerOptions {
             return Err(ServeError::Wildcard { address: self.listen.clone() });
         }
         Ok(address)
+    }
+
+    /// Takes the node's id from its certificate, unless it is given, and checks that the certificate fits.
+    pub(crate) fn take_certificate(&mut self, certified: &NodeName) -> Result<(), ServeError> {
+        self.node = self.node.or(certified.node);
+        if self.rejoin
+            && let Some(node) = certified.node
+        {
+            let why = format!(
+                "`--rejoin` may give this node another id, and its certificate is of node {node}: take one of any node \
+                 (`lockkeeper tls issue --any-node`)"
+            );
+            return Err(ServeError::Nodes { why });
+        }
+        self.node.map_or(Ok(()), |node| self.certified(certified, node))
+    }
+
+    /// Checks that the certificate is of this node.
+    pub(crate) fn certified(&self, certified: &NodeName, node: u64) -> Result<(), ServeError> {
+        match &self.tls {
+            Some(files) if certified.node.is_some_and(|it| it != node) => Err(ServeError::Certificate {
+                file: files.certificate.clone(),
+                certified: certified.clone(),
+                node,
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// The address to listen on for peers, resolved and as typed; `None` if the options give none.

@@ -103,19 +103,7 @@ pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), Se
 fn run_node(mut options: ServerOptions, ready: OnReady<'_>) -> Result<(), ServeError> {
     let tls = options.tls.as_ref().map(NodeTls::load).transpose()?;
     if let Some(tls) = &tls {
-        options.node = options.node.or(tls.name().node);
-        if let Some(node) = options.node {
-            certified(&options, tls, node)?;
-        }
-        if options.rejoin
-            && let Some(node) = tls.name().node
-        {
-            let why = format!(
-                "`--rejoin` may give this node another id, and its certificate is of node {node}: take one of any node \
-                 (`lockkeeper tls issue --any-node`)"
-            );
-            return Err(ServeError::Nodes { why });
-        }
+        options.take_certificate(&tls.name())?;
     }
     let address = options.address()?;
     let peer_address = options.peer_address()?;
@@ -157,7 +145,7 @@ fn run_node(mut options: ServerOptions, ready: OnReady<'_>) -> Result<(), ServeE
     let (data, peers) = match data::open(&disk, &options, addresses)? {
         DirectoryContents::Data(data) => {
             if let Some(tls) = &tls {
-                certified(&options, tls, data.founding.node)?;
+                options.certified(&tls.name(), data.founding.node)?;
             }
             let peers = peers.map_or_else(|| Peering::of_data(&options, &data), |peers| Ok(Some(peers)))?;
             (data, peers)
@@ -222,17 +210,6 @@ fn advertised(options: &ServerOptions, address: SocketAddr) -> String {
         Some(advertise) => advertise.clone(),
         None if options.listen.ends_with(":0") => address.to_string(),
         None => options.listen.clone(),
-    }
-}
-
-/// Checks that the certificate is this node's.
-fn certified(options: &ServerOptions, tls: &NodeTls, node: u64) -> Result<(), ServeError> {
-    let name = tls.name();
-    match &options.tls {
-        Some(files) if name.node.is_some_and(|certified| certified != node) => {
-            Err(ServeError::Certificate { file: files.certificate.clone(), certified: name, node })
-        }
-        _ => Ok(()),
     }
 }
 

@@ -27,8 +27,8 @@ Example, on the new node and then anywhere:
     /// Remove a node for good: its id is never reused
     #[command(after_help = "Example:\n  lockkeeper cluster remove 2 --locks lockkeeper://db1.example")]
     Remove(ClusterRemove),
-    /// Replace a node whose data are lost by the empty one at its address: remove it, and add that one under the
-    /// next id
+    /// Replace a node whose data are lost by the empty one at its address: remove it, and add that one under
+    /// the next id
     #[command(after_help = "\
 Example, on the machine of the lost node and then anywhere:
   lockkeeper serve --data ./data --node 2 --cluster 1=db1:5626,2=db2:5626,3=db3:5626 --rejoin
@@ -93,7 +93,8 @@ pub struct ClusterReplace {
     /// The node whose data are lost
     #[arg(value_name = "N", value_parser = node)]
     pub node: u64,
-    /// Wait at most this long for each step: until it is removed, until the empty node answers, until it votes
+    /// Wait at most this long for each step: until it is removed, until the empty node answers, until it
+    /// votes
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
     pub wait: Duration,
     /// Print JSON

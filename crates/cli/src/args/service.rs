@@ -87,8 +87,8 @@ pub struct Serve {
     /// For an empty data directory: join the cluster of the node at this address (`lockkeeper cluster add`)
     #[arg(long, value_name = "HOST:PORT", conflicts_with = "cluster", requires = "node")]
     pub join: Option<String>,
-    /// For an empty data directory: a node that the cluster knows with other data, has removed or does not know
-    /// waits to be added, under a new id if need be (`lockkeeper cluster replace`), instead of ending
+    /// For an empty data directory: a node that the cluster knows with other data, has removed or does not
+    /// know waits to be added, under a new id if need be (`lockkeeper cluster replace`), instead of ending
     #[arg(long)]
     pub rejoin: bool,
     /// The listen address for other nodes; by default this node's address in --cluster

@@ -93,7 +93,7 @@ pub(super) async fn end_sessions(args: SessionsEnd) -> Result<u8, Failure> {
     }
     .await;
     let count = |wanted| ended.iter().filter(|(_, result)| *result == wanted).count();
-    let left = count(EndedSession::Attached);
+    let left = sessions.len() - count(EndedSession::Done) - count(EndedSession::Gone);
     if args.json {
         let views: Vec<EndedSessionView> =
             ended.iter().map(|(session, result)| view::ended(*session, *result)).collect();

@@ -158,8 +158,13 @@ async fn replace(args: ClusterReplace) -> Result<u8, Failure> {
     let node = ids.max().unwrap_or_default() + 1;
     let Some(known) = before.nodes.iter().find(|it| it.node == lost) else {
         let why = if before.removed.contains(&lost) { "was removed already" } else { "is no member" };
+        let silent = before.nodes.iter().filter(|it| !it.answers);
+        let silent: Vec<String> =
+            silent.map(|it| format!("node {} at {} does not answer", it.node, it.peer_address)).collect();
+        let others = if silent.is_empty() { String::new() } else { format!("; {}", silent.join(", ")) };
         let why = format!(
-            "node {lost} {why}: add the node that waits instead, by its address: `lockkeeper cluster add {node}=HOST:PORT`"
+            "node {lost} {why}: add the node that waits instead, by its address: `lockkeeper cluster add \
+             {node}=HOST:PORT`{others}"
         );
         return Err(Failure::new(USAGE, why));
     };
@@ -171,6 +176,14 @@ async fn replace(args: ClusterReplace) -> Result<u8, Failure> {
         return Err(Failure::new(USAGE, why));
     }
     let peer_address = known.peer_address.clone();
+    if peer_address.is_empty() {
+        // The data of a cluster that began with one node, or was restored, have no address of that node.
+        let why = format!(
+            "the cluster does not know the address of node {lost} for other nodes: `lockkeeper cluster remove {lost}`, then \
+             `lockkeeper cluster add {node}=HOST:PORT`"
+        );
+        return Err(Failure::new(USAGE, why));
+    }
     let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
     let locks = of_others(&before, lost, &url).await.unwrap_or(locks);
     locks.change_members(MembersChange::Remove { node: lost }).await?;
@@ -215,7 +228,15 @@ async fn added_in_time(locks: &Locks, node: u64, peer_address: &str, wait: Durat
                 }
                 tokio::time::sleep(POLL_EVERY).await;
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                let failure = Failure::from(error);
+                let message = format!(
+                    "{}; the lost node is removed: once the empty one waits at {peer_address} (`serve --rejoin`), \
+                     `lockkeeper cluster add {node}={peer_address}`",
+                    failure.message
+                );
+                return Err(Failure { message, ..failure });
+            }
         }
     }
 }

@@ -271,11 +271,14 @@ fn disk(address: &str, status: &ServiceStatus) -> Option<String> {
     }
 }
 
-/// Whether each node that answers has room on its disk, and can write its audit file and its backups.
+/// Whether each node that answers has room on its disk, and can write its audit file and its backups; and
+/// none has a certificate that is not accepted.
 pub(super) fn are_well(nodes: &[NodeReport]) -> bool {
-    answers(nodes).all(|it| {
-        it.disk_state == Some(NodeDisk::Enough) && it.audit_error.is_none() && it.backup_error.is_none()
-    })
+    let is_refused = |it: &NodeReport| it.status.as_ref().is_err_and(|why| is_of_certificate(why));
+    !nodes.iter().any(is_refused)
+        && answers(nodes).all(|it| {
+            it.disk_state == Some(NodeDisk::Enough) && it.audit_error.is_none() && it.backup_error.is_none()
+        })
 }
 
 /// A warning if the node's certificate has ended, or ends soon.
@@ -284,13 +287,17 @@ fn end_of_certificate(address: &str, ends: SystemTime) -> Option<String> {
         return Some(format!("the certificate of {address} has ended: renew it (`lockkeeper tls renew`)"));
     };
     let days = left.as_secs() / DAY_SECONDS;
-    (days < WARN_DAYS).then(|| {
-        format!("the certificate of {address} ends in {days} days: renew it (`lockkeeper tls renew`)")
-    })
+    let left = if days < 2 { format!("{} h", left.as_secs() / 3600) } else { format!("{days} days") };
+    (days < WARN_DAYS)
+        .then(|| format!("the certificate of {address} ends in {left}: renew it (`lockkeeper tls renew`)"))
 }
 
 fn silence(address: &str, why: &str, missing: &[(u64, &str)], heard: &BTreeSet<u64>) -> String {
     match missing.iter().find(|(_, of_member)| *of_member == address) {
+        Some((node, _)) if is_of_certificate(why) => format!(
+            "node {node} runs at {address}, and its certificate is refused ({why}): renew it (`lockkeeper tls renew`), or \
+             correct `tls-ca`"
+        ),
         Some((node, _)) if heard.contains(node) => format!(
             "node {node} runs, since the leader hears it, but clients can't reach it at {address} ({why}), and the node \
              that was asked in its place can't either: correct its `--advertise`"
@@ -304,6 +311,11 @@ fn silence(address: &str, why: &str, missing: &[(u64, &str)], heard: &BTreeSet<u
         ),
         None => format!("{address} does not answer ({why})"),
     }
+}
+
+/// Whether a node can't be asked since its certificate is not accepted.
+fn is_of_certificate(why: &str) -> bool {
+    why.contains("invalid peer certificate")
 }
 
 fn is_loopback(address: &str) -> bool {

@@ -36,7 +36,7 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
     let traces = args.otlp.as_deref().map(|url| NodeTraces::start(url, report)).transpose()?;
     let data = std::path::absolute(&args.data).unwrap_or_else(|_| args.data.clone());
     let advertise = args.advertise.clone();
-    let json = args.json;
+    let (json, format) = (args.json, args.log);
     let nodes = args.cluster.len();
     let cluster: BTreeMap<u64, String> = args.cluster.into_iter().collect();
     if cluster.len() < nodes {
@@ -98,8 +98,13 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
     if let Some(traces) = traces {
         traces.flush();
     }
-    ended.map_err(failure)?;
-    Ok(OK)
+    let Err(failed) = ended.map_err(failure) else { return Ok(OK) };
+    if format == LogFormat::Json {
+        // Every line is an object, also the one that says why the node ends.
+        tracing::error!(code = failed.code, "{}", failed.message);
+        return Ok(failed.code);
+    }
+    Err(failed)
 }
 
 /// Logs that traces can't be sent, or can be again.

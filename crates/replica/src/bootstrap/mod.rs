@@ -52,6 +52,8 @@ pub struct Bootstrap {
     rejoins: bool,
     /// The cluster has refused this node for good.
     is_lost: bool,
+    /// The member that the cluster believes to be at this node's address.
+    known_as: Option<u64>,
 }
 
 /// The next action of a node without a bootstrap record.
@@ -78,7 +80,7 @@ impl Bootstrap {
     /// Starts with `own`, which must be durable.
     #[must_use]
     pub fn new(own: Candidate) -> Self {
-        Self { own, heard: BTreeMap::new(), rejoins: false, is_lost: false }
+        Self { own, heard: BTreeMap::new(), rejoins: false, is_lost: false, known_as: None }
     }
 
     /// As [`Bootstrap::new`]. If the cluster refuses this node for good, since its data are gone or it was
@@ -101,6 +103,13 @@ impl Bootstrap {
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.is_lost
+    }
+
+    /// The member that the cluster believes to be at this node's address: the id by which members have called
+    /// it.
+    #[must_use]
+    pub fn known_as(&self) -> Option<u64> {
+        self.known_as
     }
 
     /// This node's own candidate state.
@@ -165,6 +174,10 @@ impl Bootstrap {
     pub fn heard(&mut self, hello: &Hello) -> BootstrapStep {
         if let Some(renamed) = self.renamed(hello) {
             return BootstrapStep::Promise(renamed);
+        }
+        if let Some(members) = hello.members.as_ref().filter(|_| self.rejoins) {
+            let is_known = members.nodes.iter().any(|member| member.node == hello.to);
+            self.known_as = Some(hello.to).filter(|_| is_known).or(self.known_as);
         }
         let own = member(&self.own);
         if let Err(refusal) = check(hello, own) {
@@ -261,6 +274,8 @@ impl Bootstrap {
             // that.
             return match self.own.nodes.is_empty() {
                 true => self.step(),
+                // It founds nothing any more, and joins that cluster.
+                false if self.rejoins => BootstrapStep::Stop(not_added(&self.own)),
                 false => BootstrapStep::Refuse(not_added(&self.own)),
             };
         };

@@ -63,7 +63,7 @@ pub(super) fn not_added(candidate: &Candidate) -> Refusal {
         "this cluster was founded without node {node}: start it with `--join` instead of `--cluster`, then \
          `lockkeeper cluster add {node}={peer_address}`"
     );
-    refusal(RefusalCode::Stranger, text)
+    Refusal { node: *node, ..refusal(RefusalCode::Stranger, text) }
 }
 
 pub(super) fn not_a_member(node: u64) -> Refusal {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper_replica::bootstrap::{Bootstrap, BootstrapStep};
-use lockkeeper_wire::peer::{Hello, Lane, Refusal};
+use lockkeeper_wire::peer::{Hello, Lane, Refusal, RefusalCode};
 use lockkeeper_wire::store::{Candidate, Founding, Member};
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
@@ -101,7 +101,7 @@ pub(crate) async fn form(
     forming.follow(|founder| founder.step()).map_err(ServeError::Refused)?;
     let mut tasks = JoinSet::new();
     for (node, address) in &others.addresses {
-        tasks.spawn(forming.clone().ask(*node, address.clone()));
+        tasks.spawn(forming.clone().ask(*node, address.clone(), others.rejoins));
     }
     tasks.spawn(forming.clone().say(others));
     let greeter: Arc<dyn Greeter> = forming.clone();
@@ -155,13 +155,13 @@ impl Forming {
     }
 
     /// Repeats handshakes with one node, so that each learns the other's state.
-    async fn ask(self: Arc<Self>, node: u64, address: String) {
+    async fn ask(self: Arc<Self>, node: u64, address: String, rejoins: bool) {
         let mut pause = PAUSE_MIN;
         loop {
             let moved = self.moved.notified();
             let heard = match handshake::open(&address, node, Lane::Greeting, &*self).await {
                 Ok(_) => "it answers".to_owned(),
-                Err(NoLink::Refused(refusal)) if self.is_final(&refusal) => {
+                Err(NoLink::Refused(refusal)) if self.is_final(&refusal, rejoins) => {
                     if !self.founder.lock().refused_for_good() {
                         self.outcome.send_replace(Some(FormationOutcome::Stop(refusal)));
                         return;
@@ -199,22 +199,29 @@ impl Forming {
         }
     }
 
-    /// Whether the refusal is for good, and for this node.
-    fn is_final(&self, refusal: &Refusal) -> bool {
+    /// Whether the refusal is for good, and for this node. To a node that may rejoin, a cluster that was
+    /// founded without it is one to be added to.
+    fn is_final(&self, refusal: &Refusal, rejoins: bool) -> bool {
         let me = self.founder.lock().own().member.as_ref().map_or(0, |member| member.node);
-        is_final(refusal, me)
+        let is_founded_without = refusal.code() == RefusalCode::Stranger && refusal.node == me;
+        is_final(refusal, me) || (rejoins && is_founded_without)
     }
 
     fn waits_for(&self, others: &Others) -> String {
-        let (step, own, is_lost) = {
+        let (step, own, is_lost, known_as) = {
             let founder = self.founder.lock();
-            (founder.step(), founder.own().clone(), founder.is_lost())
+            (founder.step(), founder.own().clone(), founder.is_lost(), founder.known_as())
         };
         let Member { node, peer_address, .. } = own.member.unwrap_or_default();
         if is_lost {
+            let remedy = match known_as {
+                Some(known) => format!("`lockkeeper cluster replace {known}`"),
+                None => "`lockkeeper cluster add`, with its address for other nodes; if `cluster status` lists a lost node at \
+                         that address, `cluster replace`"
+                    .to_owned(),
+            };
             return format!(
-                "the cluster knows node {node} with other data, or has removed it: this node waits for a new id \
-                 (`lockkeeper cluster replace {node}`; if it was removed already, `lockkeeper cluster add`)"
+                "the cluster has other data of node {node}, or does not know it: this node waits for a new id ({remedy})"
             );
         }
         let heard = self.heard.lock();

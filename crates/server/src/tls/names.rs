@@ -9,7 +9,8 @@ use rustls::pki_types::pem::PemObject;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// The URI of a node in its certificate: `lockkeeper:cluster/NAME/node/2`, or `lockkeeper:cluster/NAME/node/any`.
+/// The URI of a node in its certificate: `lockkeeper:cluster/NAME/node/2`, or
+/// `lockkeeper:cluster/NAME/node/any`.
 const NODE_URI: &str = "lockkeeper:cluster/";
 const ANY: &str = "any";
 

@@ -162,7 +162,9 @@ fn cluster_of(dir: &Path) -> Result<String, Failure> {
 }
 
 fn with_loopback(hosts: impl Iterator<Item = String>) -> Vec<String> {
-    hosts.chain(LOOPBACK.map(str::to_owned)).collect()
+    let mut all: Vec<String> = hosts.filter(|host| !LOOPBACK.contains(&host.as_str())).collect();
+    all.extend(LOOPBACK.map(str::to_owned));
+    all
 }
 
 fn random_name() -> Result<String, Failure> {

@@ -281,9 +281,9 @@ impl ServiceShared {
             if self.state().leaving {
                 return;
             }
-            // When this process is late, the service's answer may have arrived and not been read yet. It is read
-            // first: a client that took its own delay for the service's silence would connect anew, and lose the
-            // time that it lacks.
+            // When this process is late, the service's answer may have arrived and not been read yet. It is
+            // read first: a client that took its own delay for the service's silence would connect anew, and
+            // lose the time that it lacks.
             for _ in 0..READ_STEPS {
                 tokio::task::yield_now().await;
             }
