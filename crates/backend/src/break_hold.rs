@@ -66,7 +66,7 @@ impl fmt::Display for EndedSession {
         f.write_str(match self {
             Self::Done => "ended",
             Self::Gone => "gone already",
-            Self::Attached => "not ended: its client is attached; break its holds, or end it with `now`",
+            Self::Attached => "not ended: its client is attached, or may be; break its holds, or end it with `now` (`--now`)",
         })
     }
 }

@@ -171,8 +171,8 @@ pub struct SessionInfo {
     pub linger: Duration,
     /// The number of its requests that hold or wait.
     pub requests: u64,
-    /// Whether its client has a stream open, or makes calls instead; also true after a change of leader,
-    /// until the client was heard or its ttl is over.
+    /// Whether its client has a stream open, or makes calls instead and has made one in the last half of the
+    /// ttl; also true after a change of leader, until the client was heard or its ttl is over.
     pub attached: bool,
     /// The rest of its ttl.
     pub left: Duration,

@@ -67,10 +67,15 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Whether the session's client has a stream open or makes calls instead, or may do so: this leader has
-    /// found the session when it took over, and the client has still time to attach to it.
+    /// Whether the session's client has a stream open, or makes calls instead and has made one in the last
+    /// half of the ttl. Also true while that is not known: this leader has found the session when it took
+    /// over, and the client still has time to attach to it.
     pub(crate) fn may_be_attached(&self, now: Duration) -> bool {
-        self.attached != Attached::Nowhere || (self.attach == 0 && now < self.floor)
+        match self.attached {
+            Attached::Stream(_) => true,
+            Attached::ToCalls => now + self.ttl / 2 < self.deadline,
+            Attached::Nowhere => self.attach == 0 && now < self.floor,
+        }
     }
 }
 
@@ -287,6 +292,19 @@ mod tests {
         assert_eq!(next_due(&mut book, 9_000), None, "told once");
         book.again(S);
         assert_eq!(next_due(&mut book, 9_000), Some(Timer::Session(S)));
+    }
+
+    #[test]
+    fn session_of_calls_is_attached_for_half_its_ttl_after_the_last_one() {
+        let mut book = book(1_000, 0, false);
+        let lease = book.lease_mut(S).unwrap();
+        assert!(!lease.may_be_attached(at(0)), "opened under this leader, and left");
+        lease.attached = Attached::ToCalls;
+        assert!(lease.may_be_attached(at(499)) && !lease.may_be_attached(at(500)));
+        lease.deadline = at(1_400);
+        assert!(lease.may_be_attached(at(899)) && !lease.may_be_attached(at(900)));
+        lease.attached = Attached::Stream(StreamId(1));
+        assert!(lease.may_be_attached(at(1_399)));
     }
 
     #[test]

@@ -24,8 +24,8 @@ pub struct SessionView {
     pub linger_ms: u64,
     /// The number of its holds and waiting requests.
     pub requests: u64,
-    /// Whether its client has a stream open, or makes calls instead; also true after a change of leader,
-    /// until the client was heard or its ttl is over.
+    /// Whether its client has a stream open, or makes calls instead and has made one in the last half of the
+    /// ttl; also true after a change of leader, until the client was heard or its ttl is over.
     pub attached: bool,
 }
 

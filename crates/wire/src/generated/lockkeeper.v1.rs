@@ -737,8 +737,8 @@ pub struct Session {
     /// The number of its holds and waiters.
     #[prost(uint64, tag = "6")]
     pub requests: u64,
-    /// True if its client's stream is open, or if its client makes calls instead; also after a change of leader,
-    /// until the client was heard or its ttl is over.
+    /// True if its client's stream is open, or if its client makes calls instead and has made one in the last half of the
+    /// ttl; also after a change of leader, until the client was heard or its ttl is over.
     #[prost(bool, tag = "7")]
     pub attached: bool,
     /// The rest of its ttl on the leader's lease clock; never below 0.
