@@ -260,7 +260,7 @@ fn single_node_cluster_can_be_extended_later() {
 /// A restore creates a cluster of one node, at any address; a backup can be requested from any node.
 #[test]
 fn nodes_join_a_restored_cluster_and_a_follower_serves_the_next_backup() {
-    let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
+    let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
     let (test, old) = first(&ports[0], &["--segment-bytes", "1048576"]);
     assert_eq!(test.ran("set-limit gpu 4").code, i32::from(OK));
     let held = test.holder("orders/42", &["--lock-delay", "5m"]);
@@ -289,6 +289,16 @@ fn nodes_join_a_restored_cluster_and_a_follower_serves_the_next_backup() {
     let next: Value = serde_json::from_str(&next.out).unwrap();
     assert_eq!(next["node"], 5, "the leader's, by way of a follower");
     assert!(next["last_token"].as_u64() > Some(held.token), "{next}");
+
+    // A node of the lost cluster, with an empty directory and its old command line.
+    let list = format!("1={},2={}", peers(&ports[0]), peers(&ports[2]));
+    let listen = test.address();
+    let options = ["--listen", &listen, "--node", "2", "--cluster", &list, "--rejoin"];
+    let old = test.begin("node2", &options);
+    wait_until("it waits", || old.log().contains("waits for a new id"));
+    let added = test.ran(&format!("cluster add 7={}", peers(&ports[2])));
+    assert_eq!(added.out, "node 7 has caught up, and votes\n", "{added:?}\n{}", old.log());
+    old.ready();
 }
 
 /// A service manager that starts three nodes one after the other must not wait for the first of them for
