@@ -136,7 +136,7 @@ async fn an_address_swallows_packets(subject: &impl Subject, then_the_other: boo
         (!faults.traffic("swallows").is_empty()).then_some(locks)
     })
     .await;
-    let held = locks.mutex("faults/swallowed").ttl(9 * SECOND).acquire().await.unwrap();
+    let held = locks.mutex("faults/swallowed").ttl(15 * SECOND).acquire().await.unwrap();
     if then_the_other {
         faults.end_silence("swallows");
         faults.silence("answers");

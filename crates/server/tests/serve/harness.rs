@@ -105,6 +105,8 @@ pub(crate) async fn start_cluster(
                 node: Some(node),
                 cluster,
                 peer_listen: Some(format!("127.0.0.1:{}", port.number())),
+                // No election that only the machine's load causes.
+                election_timeout: Duration::from_secs(1),
                 ..ServerOptions::new(data.path())
             });
             (node, Server { _own: Some((data, port)), ..server })
