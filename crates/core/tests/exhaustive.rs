@@ -32,7 +32,7 @@ use oracle::pair::Pair;
 
 /// Number of new states at each depth, as this test counts them. A change of a rule or of the alphabet
 /// changes these numbers; check that the change is intended.
-const NEW_STATES: [usize; 6] = [1, 19, 340, 5_917, 104_051, 1_879_954];
+const NEW_STATES: [usize; 6] = [1, 19, 340, 5_917, 103_845, 1_865_763];
 
 /// As `invariants::all`, on the snapshot that the pair has already taken.
 fn sound(pair: &Pair) -> Result<(), String> {

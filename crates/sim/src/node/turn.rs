@@ -193,8 +193,13 @@ impl SimNode {
             let Some(process) = &mut self.process else { return };
             if core.is(MutantLocation::ReplyBeforeSync) {
                 process.writes.push_back(Pending::Late(write.record().clone()));
+                let installs = write.installs().is_some();
                 if let Err(error) = process.replica.persisted(now, write.synced()) {
                     return core.broken("P10", &format!("node {} stops: {error}", self.id));
+                }
+                if installs {
+                    // The installed table has its own counter of visited entries.
+                    process.visits_before = process.replica.table().visits();
                 }
                 observe(core, self.id, process);
                 continue;
