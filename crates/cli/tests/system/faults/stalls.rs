@@ -113,9 +113,8 @@ async fn service_stopped_longer_than_every_ttl_expires_no_session() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_service_expires_none_of_a_thousand_clients() {
     const CLIENTS: usize = 1000;
-    // Long enough for a thousand clients of one thread to connect anew on two cores that other tests use,
-    // too.
-    const TTL: Duration = Duration::from_secs(20);
+    // Long enough for a thousand clients of one thread to connect anew on two cores.
+    const TTL: Duration = Duration::from_secs(15);
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
     let server = Server::started("");
