@@ -193,13 +193,8 @@ impl SimNode {
             let Some(process) = &mut self.process else { return };
             if core.is(MutantLocation::ReplyBeforeSync) {
                 process.writes.push_back(Pending::Late(write.record().clone()));
-                let installs = write.installs().is_some();
                 if let Err(error) = process.replica.persisted(now, write.synced()) {
                     return core.broken("P10", &format!("node {} stops: {error}", self.id));
-                }
-                if installs {
-                    // The installed table has its own counter of visited entries.
-                    process.visits_before = process.replica.table().visits();
                 }
                 observe(core, self.id, process);
                 continue;
@@ -216,6 +211,8 @@ impl SimNode {
         observe(core, self.id, process);
         let (mut frames, mut offers, mut members) = (Vec::new(), Vec::new(), None);
         let visits = process.replica.table().visits();
+        // A table that was installed by a mutant's early write has a counter of its own.
+        process.visits_before = process.visits_before.min(visits);
         let outputs = process.replica.take_outputs();
         let reads = process.replica.table().visits() - visits;
         core.oracle.worked(core.now, self.id, visits - process.visits_before, reads);
