@@ -168,7 +168,7 @@ pub const ALL: &[Mutant] = &[
         name: "revoked-forgotten",
         location: MutantLocation::Replica(OfReplica::RevokedForgotten),
         what: "a new leader forgets which holds are under a break",
-        caught_by: &["P4", "P5"],
+        caught_by: &["P4", "P5", "P9"],
         seed: 135,
     },
     Mutant {
