@@ -2,9 +2,10 @@
 //! output that depends on the write.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use lockkeeper_core::WallTime;
-use lockkeeper_replica::{Event, Output, StreamId, Write};
+use lockkeeper_replica::{Event, Fatal, Output, StreamId, Write};
 use lockkeeper_wire::peer::{Hello, Lane, PeerFrame, PeerKind};
 use lockkeeper_wire::request::Request;
 use prost::Message;
@@ -153,13 +154,8 @@ impl SimNode {
     fn go_on_after(&mut self, core: &mut Core, write: Write) {
         let now = self.clock.duration(core.now);
         let Some(process) = &mut self.process else { return };
-        let installs = write.installs().is_some();
-        if let Err(error) = process.replica.persisted(now, write.synced()) {
+        if let Err(error) = persisted(process, now, write) {
             return core.broken("P10", &format!("node {} stops: {error}", self.id));
-        }
-        if installs {
-            // The installed table has its own counter of visited entries.
-            process.visits_before = process.replica.table().visits();
         }
         self.go_on(core);
     }
@@ -177,7 +173,7 @@ impl SimNode {
             let record = write.record();
             let ends = core.oracle.wrote(core.now, self.id, record);
             if record.entries.is_empty() && record.hard_state.is_none() {
-                if let Err(error) = process.replica.persisted(now, write.synced()) {
+                if let Err(error) = persisted(process, now, write) {
                     return core.broken("P10", &format!("node {} stops: {error}", self.id));
                 }
                 observe(core, self.id, process);
@@ -193,7 +189,7 @@ impl SimNode {
             let Some(process) = &mut self.process else { return };
             if core.is(MutantLocation::ReplyBeforeSync) {
                 process.writes.push_back(Pending::Late(write.record().clone()));
-                if let Err(error) = process.replica.persisted(now, write.synced()) {
+                if let Err(error) = persisted(process, now, write) {
                     return core.broken("P10", &format!("node {} stops: {error}", self.id));
                 }
                 observe(core, self.id, process);
@@ -211,8 +207,6 @@ impl SimNode {
         observe(core, self.id, process);
         let (mut frames, mut offers, mut members) = (Vec::new(), Vec::new(), None);
         let visits = process.replica.table().visits();
-        // A table that was installed by a mutant's early write has a counter of its own.
-        process.visits_before = process.visits_before.min(visits);
         let outputs = process.replica.take_outputs();
         let reads = process.replica.table().visits() - visits;
         core.oracle.worked(core.now, self.id, visits - process.visits_before, reads);
@@ -335,6 +329,16 @@ impl SimNode {
         let at = if process.inbox.is_empty() { wake.max(core.now + 20_000) } else { core.now + 20_000 };
         self.turn_soon(core, at);
     }
+}
+
+/// Tells the replica that a write is durable. A table that it installs has its own counter of visited entries.
+fn persisted(process: &mut NodeProcess, now: Duration, write: Write) -> Result<(), Fatal> {
+    let installs = write.installs().is_some();
+    process.replica.persisted(now, write.synced())?;
+    if installs {
+        process.visits_before = process.replica.table().visits();
+    }
+    Ok(())
 }
 
 /// Lets the oracle read the replica. Entries that the oracle visits do not count as work of the turn.

@@ -74,9 +74,16 @@ impl Oracle {
             }
         }
         for item in items {
+            self.learn_secret(item);
             self.nodes[index_of(node)].silence.sent(stream, item);
         }
         self.judge(now, verdict);
+    }
+
+    fn learn_secret(&mut self, item: &v1::ServerItem) {
+        if let Some(What::Opened(opened)) = &item.what {
+            self.by_secret.insert(opened.secret_prefix, item.session);
+        }
     }
 
     /// To be called when an operator sends a request to a node.
@@ -121,6 +128,7 @@ impl Oracle {
         let verdict = granted.fold(verdict, |verdict, item| {
             verdict.and_then(|()| self.replies.item(&item, &self.history, has))
         });
+        self.learn_secret(item);
         self.nodes[index_of(node)].silence.renewed_by_call(item.session);
         self.judge(now, verdict);
     }

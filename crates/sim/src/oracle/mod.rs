@@ -18,11 +18,11 @@ mod rounds;
 mod silence;
 mod table;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use lockkeeper_core::{Command, SessionId, Table, limits};
-use lockkeeper_replica::{Event, ITEMS_PER_PIECE, Members, Replica, StreamId};
+use lockkeeper_replica::{CallRequest, Event, ITEMS_PER_PIECE, Members, Replica, StreamId};
 use lockkeeper_wire::store;
 
 use crate::clock::Nanos;
@@ -73,6 +73,8 @@ pub(crate) struct Oracle {
     /// Sessions whose stream was closed by the network, where the node detected the close before the client
     /// did. They are the one exception to P5, until a node acknowledges their next attach.
     excused: BTreeSet<u64>,
+    /// The sessions by the prefixes of their secrets, as answers have told.
+    by_secret: BTreeMap<u64, u64>,
     rounds: QuorumReadChecker,
     reads: Reads,
     replies: ReplyChecker,
@@ -167,6 +169,7 @@ impl Oracle {
             nodes: (0..scenario.nodes).map(|_| ObservedNode::default()).collect(),
             members: Taking::default(),
             excused: BTreeSet::new(),
+            by_secret: BTreeMap::new(),
             rounds: QuorumReadChecker::default(),
             reads: Reads::default(),
             replies: ReplyChecker::default(),
@@ -277,6 +280,12 @@ impl Oracle {
     pub(crate) fn handed_over(&mut self, now: Nanos, node: Id, event: &Event) {
         let of = &mut self.nodes[index_of(node)];
         of.silence.handed_over(event);
+        if let Event::Called(_, called) = event
+            && let CallRequest::Open(open) = &called.request
+            && let Some(session) = self.by_secret.get(&open.secret.prefix())
+        {
+            of.silence.opened_by_call(*session);
+        }
         of.order.handed_over(event);
         self.rounds.handed_over(now, event);
     }
