@@ -65,8 +65,7 @@ pub struct TlsIssue {
     /// The id of a node
     #[arg(long, value_name = "N", group = "whom", value_parser = node)]
     pub node: Option<u64>,
-    /// For each node of the cluster, whatever its id: for nodes whose data may be lost and that get new ids
-    /// (`serve --rejoin`)
+    /// A certificate that all nodes of the cluster can use, for nodes whose ids change (`serve --rejoin`)
     #[arg(long, group = "whom")]
     pub any_node: bool,
     /// The name of a client

@@ -19,7 +19,8 @@ use crate::view;
 
 /// The interval at which a membership change is polled.
 const POLL_EVERY: Duration = Duration::from_millis(200);
-/// How long a node that is to be replaced must be silent: a new leader has heard of nobody for a moment.
+/// How long a node that is to be replaced must not answer the leader. Directly after its election, a leader has
+/// had no answer from any node.
 const SILENCE: Duration = Duration::from_secs(2);
 
 pub(super) async fn cluster(task: ClusterCommand) -> Result<u8, Failure> {
@@ -92,9 +93,7 @@ async fn add(args: ClusterAdd) -> Result<u8, Failure> {
     let (node, peer_address) = args.node;
     let locks = connect(&args.service).await?;
     locks.change_members(MembersChange::Add { node, peer_address }).await?;
-    let votes =
-        |info: &ClusterInfo| info.nodes.iter().any(|it| it.node == node && it.part == NodePart::Voter);
-    let is_done = until(&locks, args.wait, votes).await?;
+    let is_done = votes_in_time(&locks, node, args.wait).await?;
     if args.json {
         output::json(&json!({ "node": node, "votes": is_done }))?;
     } else if is_done {
@@ -111,11 +110,8 @@ async fn remove(args: ClusterRemove) -> Result<u8, Failure> {
     let node = args.node;
     let locks = connect(&args.service).await?;
     let before = locks.cluster().await?;
-    let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
-    let locks = of_others(&before, node, &url).await.unwrap_or(locks);
-    locks.change_members(MembersChange::Remove { node }).await?;
-    let is_gone = |info: &ClusterInfo| info.removed.contains(&node) && !info.changing;
-    let is_done = until(&locks, args.wait, is_gone).await?;
+    let locks = of_others(locks, &before, node, &args.service).await?;
+    let is_done = removed_in_time(&locks, node, args.wait).await?;
     if args.json {
         output::json(&json!({ "node": node, "removed": is_done }))?;
     } else if is_done {
@@ -129,11 +125,30 @@ async fn remove(args: ClusterRemove) -> Result<u8, Failure> {
 }
 
 /// Connects to the remaining nodes: the removed node may end before it has forwarded the answer, and may be
-/// the only one in the given address. `None` if none of them is reachable from here.
-async fn of_others(info: &ClusterInfo, node: u64, url: &str) -> Option<Locks> {
+/// the only one in the given address. Returns `locks` if none of them is reachable from here.
+async fn of_others(
+    locks: Locks,
+    info: &ClusterInfo,
+    node: u64,
+    service: &ServiceArgs,
+) -> Result<Locks, Failure> {
+    let url = settings::locks_url(service.locks.as_deref(), service.local)?;
     let others = info.nodes.iter().filter(|it| it.node != node && !it.client_address.is_empty());
     let addresses: Vec<&str> = others.map(|it| it.client_address.as_str()).collect();
-    settings::connect(&settings::with_hosts(url, &addresses.join(",")), "cluster").await.ok()
+    let others = settings::connect(&settings::with_hosts(&url, &addresses.join(",")), "cluster").await;
+    Ok(others.unwrap_or(locks))
+}
+
+/// Removes a node. Returns whether that is complete within `wait`.
+async fn removed_in_time(locks: &Locks, node: u64, wait: Duration) -> Result<bool, Failure> {
+    locks.change_members(MembersChange::Remove { node }).await?;
+    until(locks, wait, |info| info.removed.contains(&node) && !info.changing).await
+}
+
+/// Waits until a node that was added votes. Returns whether it does within `wait`.
+async fn votes_in_time(locks: &Locks, node: u64, wait: Duration) -> Result<bool, Failure> {
+    let votes = |it: &NodeInfo| it.node == node && it.part == NodePart::Voter;
+    until(locks, wait, |info| info.nodes.iter().any(votes)).await
 }
 
 /// Polls until the condition is true, at most for `wait`. Returns whether it became true.
@@ -184,11 +199,8 @@ async fn replace(args: ClusterReplace) -> Result<u8, Failure> {
         );
         return Err(Failure::new(USAGE, why));
     }
-    let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
-    let locks = of_others(&before, lost, &url).await.unwrap_or(locks);
-    locks.change_members(MembersChange::Remove { node: lost }).await?;
-    let is_gone = |info: &ClusterInfo| info.removed.contains(&lost) && !info.changing;
-    if !until(&locks, args.wait, is_gone).await? {
+    let locks = of_others(locks, &before, lost, &args.service).await?;
+    if !removed_in_time(&locks, lost, args.wait).await? {
         let why = format!(
             "the removal of node {lost} is under way (`lockkeeper cluster status`); after it: `lockkeeper cluster add \
              {node}={peer_address}`"
@@ -196,9 +208,7 @@ async fn replace(args: ClusterReplace) -> Result<u8, Failure> {
         return Err(Failure::new(UNHEALTHY, why));
     }
     added_in_time(&locks, node, &peer_address, args.wait).await?;
-    let votes =
-        |info: &ClusterInfo| info.nodes.iter().any(|it| it.node == node && it.part == NodePart::Voter);
-    let is_done = until(&locks, args.wait, votes).await?;
+    let is_done = votes_in_time(&locks, node, args.wait).await?;
     if args.json {
         output::json(&json!({ "removed": lost, "node": node, "votes": is_done }))?;
     } else if is_done {

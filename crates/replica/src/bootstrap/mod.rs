@@ -99,6 +99,12 @@ impl Bootstrap {
         self.is_lost
     }
 
+    /// See [`Bootstrap::rejoining`].
+    #[must_use]
+    pub fn rejoins(&self) -> bool {
+        self.rejoins
+    }
+
     /// Whether this node waits for a new id.
     #[must_use]
     pub fn is_lost(&self) -> bool {

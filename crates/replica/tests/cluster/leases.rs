@@ -101,7 +101,7 @@ fn new_leader_gives_every_session_its_full_ttl() {
     assert!(world.node(second).table().sessions().next().is_none(), "silent for longer than its ttl");
 }
 
-/// A new leader has not heard of the clients yet, which may all be attached in a moment.
+/// A new leader can't tell a dead client from one that is about to attach.
 #[test]
 fn order_to_end_a_session_spares_those_that_a_new_leader_has_not_heard_of() {
     let mut world = World::new(3);
@@ -118,7 +118,7 @@ fn order_to_end_a_session_spares_those_that_a_new_leader_has_not_heard_of() {
     world.turn(second, vec![close]);
     assert_eq!(world.ask(second, order(false)), ended(EndSessionResult::Done), "its client has left");
 
-    // Of another session nothing is heard, and `now` ends it.
+    // The client of another session never attaches: only `now` ends that session.
     let there = world.stream(second, 3);
     let other = world.open(second, there, 2, 30_000, 0);
     world.heal();

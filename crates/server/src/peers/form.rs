@@ -101,7 +101,7 @@ pub(crate) async fn form(
     forming.follow(|founder| founder.step()).map_err(ServeError::Refused)?;
     let mut tasks = JoinSet::new();
     for (node, address) in &others.addresses {
-        tasks.spawn(forming.clone().ask(*node, address.clone(), others.rejoins));
+        tasks.spawn(forming.clone().ask(*node, address.clone()));
     }
     tasks.spawn(forming.clone().say(others));
     let greeter: Arc<dyn Greeter> = forming.clone();
@@ -155,13 +155,13 @@ impl Forming {
     }
 
     /// Repeats handshakes with one node, so that each learns the other's state.
-    async fn ask(self: Arc<Self>, node: u64, address: String, rejoins: bool) {
+    async fn ask(self: Arc<Self>, node: u64, address: String) {
         let mut pause = PAUSE_MIN;
         loop {
             let moved = self.moved.notified();
             let heard = match handshake::open(&address, node, Lane::Greeting, &*self).await {
                 Ok(_) => "it answers".to_owned(),
-                Err(NoLink::Refused(refusal)) if self.is_final(&refusal, rejoins) => {
+                Err(NoLink::Refused(refusal)) if self.is_final(&refusal) => {
                     if !self.founder.lock().refused_for_good() {
                         self.outcome.send_replace(Some(FormationOutcome::Stop(refusal)));
                         return;
@@ -201,10 +201,11 @@ impl Forming {
 
     /// Whether the refusal is for good, and for this node. To a node that may rejoin, a cluster that was
     /// founded without it is one to be added to.
-    fn is_final(&self, refusal: &Refusal, rejoins: bool) -> bool {
-        let me = self.founder.lock().own().member.as_ref().map_or(0, |member| member.node);
+    fn is_final(&self, refusal: &Refusal) -> bool {
+        let founder = self.founder.lock();
+        let me = founder.own().member.as_ref().map_or(0, |member| member.node);
         let is_founded_without = refusal.code() == RefusalCode::Stranger && refusal.node == me;
-        is_final(refusal, me) || (rejoins && is_founded_without)
+        is_final(refusal, me) || (founder.rejoins() && is_founded_without)
     }
 
     fn waits_for(&self, others: &Others) -> String {

@@ -113,7 +113,7 @@ async fn service_stopped_longer_than_every_ttl_expires_no_session() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_service_expires_none_of_a_thousand_clients() {
     const CLIENTS: usize = 1000;
-    // Long enough for a thousand clients of one thread to connect anew on two cores.
+    // The thousand clients run on one thread. On two cores, all of them have reconnected within this time.
     const TTL: Duration = Duration::from_secs(15);
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();

@@ -281,9 +281,8 @@ impl ServiceShared {
             if self.state().leaving {
                 return;
             }
-            // When this process is late, the service's answer may have arrived and not been read yet. It is
-            // read first: a client that took its own delay for the service's silence would connect anew, and
-            // lose the time that it lacks.
+            // If this process is overloaded, the service's answer may be in the socket's buffer. It is read
+            // before the check for silence; otherwise the client would reconnect, which adds to its load.
             for _ in 0..READ_STEPS {
                 tokio::task::yield_now().await;
             }

@@ -66,8 +66,8 @@ pub(super) fn acquire(
         permits,
         subtree: request.subtree,
         wait: request.wait,
-        // 0 would not wait at all (Q2); the client also ends the wait by its own clock (W1).
         waiters_max: request.waiters_max,
+        // 0 would not wait at all (Q2); the client also ends the wait by its own clock (W1).
         at_most_ms: wait_left.map(|left| millis(left).max(1)),
         keep_closed_ms: millis(request.keep_closed),
         value: request.value.to_vec(),
