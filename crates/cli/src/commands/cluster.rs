@@ -19,8 +19,8 @@ use crate::view;
 
 /// The interval at which a membership change is polled.
 const POLL_EVERY: Duration = Duration::from_millis(200);
-/// How long a node that is to be replaced must not answer the leader. Directly after its election, a leader has
-/// had no answer from any node.
+/// How long a node that is to be replaced must not answer the leader. Directly after its election, a leader
+/// has had no answer from any node.
 const SILENCE: Duration = Duration::from_secs(2);
 
 pub(super) async fn cluster(task: ClusterCommand) -> Result<u8, Failure> {

@@ -331,7 +331,8 @@ impl SimNode {
     }
 }
 
-/// Tells the replica that a write is durable. A table that it installs has its own counter of visited entries.
+/// Tells the replica that a write is durable. A table that it installs has its own counter of visited
+/// entries.
 fn persisted(process: &mut NodeProcess, now: Duration, write: Write) -> Result<(), Fatal> {
     let installs = write.installs().is_some();
     process.replica.persisted(now, write.synced())?;

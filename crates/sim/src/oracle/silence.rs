@@ -285,9 +285,9 @@ impl Silence {
         (it.stream, it.sign, it.closed) = (None, fresh.sign, None);
     }
 
-    /// To be called when a call that opens a known session is passed to the replica: it takes the session over
-    /// from its stream. Whether the replica carries it out shows only in the answer, which is lost if the
-    /// caller has gone. So it counts as no sign of life, and what the stream says afterwards neither.
+    /// To be called when a call that opens a known session is passed to the replica: it takes the session
+    /// over from its stream. Whether the replica carries it out shows only in the answer, which is lost if
+    /// the caller has gone. So it counts as no sign of life, and what the stream says afterwards neither.
     pub(crate) fn opened_by_call(&mut self, session: u64) {
         if let Some(it) = self.handed.get_mut(&session) {
             it.stream = None;
