@@ -6,7 +6,8 @@
 /** @typedef {{ lock: Lock, hold: Hold | undefined, value: number }} Extreme `value`: what it was chosen by */
 
 /**
- * The greatest few, in order. With 200,000 candidates nearly all fail the first comparison.
+ * The greatest few, in order; of equal ones the lower token, so that the order is always the same. With 200,000
+ * candidates nearly all fail the first comparison.
  */
 class Top {
   /** @type {Extreme[]} */
@@ -25,8 +26,10 @@ class Top {
    */
   add(lock, hold, value) {
     const { items } = this;
-    if (items.length === this.#most && value <= items[items.length - 1].value) return;
-    const at = items.findIndex((it) => it.value < value);
+    const token = hold?.token ?? 0;
+    const isAfter = (/** @type {Extreme} */ it) => it.value < value || (it.value === value && (it.hold?.token ?? 0) > token);
+    if (items.length === this.#most && !isAfter(items[items.length - 1])) return;
+    const at = items.findIndex(isAfter);
     items.splice(at < 0 ? items.length : at, 0, { lock, hold, value });
     if (items.length > this.#most) items.pop();
   }
@@ -48,18 +51,18 @@ export function extremesOf(locks, most) {
     let kept;
     for (const hold of lock.holds) {
       if (hold.state === 'closed') kept ??= hold;
-      else if (first === undefined || hold.since < first.since) first = hold;
+      else if (first === undefined || hold.grantedAt < first.grantedAt) first = hold;
       if (hold.state === 'revoked') revoked ??= hold;
     }
     // Of a lock with many holds the oldest counts, else a single semaphore would fill the list.
-    if (first !== undefined && !Number.isNaN(first.since)) oldest.add(lock, first, -first.since);
+    if (first !== undefined && !Number.isNaN(first.grantedAt)) oldest.add(lock, first, -first.grantedAt);
     if (lock.waiterCount > 0) {
       counts.queued += 1;
       queued.add(lock, first ?? kept, lock.waiterCount);
     }
     if (revoked !== undefined) {
       counts.breaking += 1;
-      breaking.add(lock, revoked, -revoked.since);
+      breaking.add(lock, revoked, -revoked.grantedAt);
     } else if (kept !== undefined) {
       counts.closed += 1;
       closed.add(lock, kept, kept.closedUntil);

@@ -12,7 +12,7 @@
  * @property {'held' | 'revoked' | 'closed'} state
  * @property {number | undefined} slot
  * @property {number} since when it was granted, in milliseconds since 1970 by this browser's clock; NaN: unknown
- * @property {number} grantedAt the same by the service's clock
+ * @property {number} grantedAt the same by the service's clock: for orders, since what was longer on its way moves `since`
  * @property {number} closedUntil of a closed hold, in milliseconds since 1970; else 0
  * @property {string} meta
  * @property {string} breakBy

@@ -22,7 +22,7 @@ const VALUES = {
   holder: ({ lock }) => (lock?.holds[0] === undefined ? '' : whoOf(lock.holds[0]).toLowerCase()),
   token: ({ lock }) => lock?.holds[0]?.token ?? NaN,
   // Of two ages that grow the order never changes, so that which is sorted by is the time of the grant.
-  held: ({ lock }) => (lock?.holds[0] === undefined || lock.holds[0].state === 'closed' ? NaN : -lock.holds[0].since),
+  held: ({ lock }) => (lock?.holds[0] === undefined || lock.holds[0].state === 'closed' ? NaN : -lock.holds[0].grantedAt),
   waiting: ({ lock }) => lock?.waiterCount || NaN,
 };
 

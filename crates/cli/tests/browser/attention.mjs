@@ -33,6 +33,16 @@ await table('Oldest holds').getByText('import of the day').waitFor();
 const lines = await table('Oldest holds').getByRole('row').count();
 assert.equal(lines, 1 + 5, 'a head and five lines');
 assert.equal(await table('Oldest holds').getByText('gpu/0').count(), 0, 'the youngest');
+// News that was long on its way makes a hold look younger than it is: the service's clock decides.
+const first = await page.evaluate(async () => {
+  const { extremesOf } = await import('/console/lock-extremes.js');
+  const { lockOf } = await import('/console/lock-model.js');
+  const hold = (token, held_for_ms, since) => ({ token, held_for_ms, since });
+  const late = lockOf({ name: 'late', holds: [hold(1, 10, '2026-01-01T00:00:00.100Z')] }, 0);
+  const prompt = lockOf({ name: 'prompt', holds: [hold(2, 1_000, '2026-01-01T00:00:00.110Z')] }, 0);
+  return extremesOf([prompt, late], 1).oldest[0].lock.name;
+});
+assert.equal(first, 'late');
 await main.getByText('Nothing needs attention').waitFor();
 
 // A break in progress is a thing, and leads to the lock.
