@@ -37,6 +37,9 @@ pub struct NodeInfo {
     pub matched: u64,
     /// Whether a snapshot is being sent to it, because the log no longer reaches back to its position.
     pub receives_snapshot: bool,
+    /// Whether the node at its address says that it has other data than the cluster knows of it: its own are
+    /// lost, and it is to be replaced.
+    pub data_lost: bool,
 }
 
 /// The answer of one node to a call for its status, or why there was none.

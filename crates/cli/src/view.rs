@@ -227,6 +227,7 @@ fn member(node: &NodeInfo) -> MemberView {
         answers: node.answers,
         matched: node.matched,
         receives_snapshot: node.receives_snapshot,
+        data_lost: node.data_lost,
     }
 }
 

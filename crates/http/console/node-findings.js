@@ -60,9 +60,10 @@ export function failuresLeft(nodes) {
 function ofMembers({ nodes, last }) {
   /** @type {Finding[]} */
   const found = [];
-  for (const { node, answers, matched, receives_snapshot: isFilled } of nodes) {
+  for (const { node, answers, matched, receives_snapshot: isFilled, data_lost: isLost } of nodes) {
     const behind = last - matched;
-    if (!answers) found.push({ level: 'bad', text: `Node ${node} does not answer.`, remedy: 'Start it, or look at its log.' });
+    if (!answers && isLost) found.push({ level: 'bad', text: `The data of node ${node} are lost: an empty node runs in its place.`, remedy: `lockkeeper cluster replace ${node} takes that one in.` });
+    else if (!answers) found.push({ level: 'bad', text: `Node ${node} does not answer.`, remedy: 'Start it, or look at its log.' });
     else if (isFilled) found.push({ level: 'warn', text: `Node ${node} is so far behind that it receives a snapshot.`, remedy: 'It catches up by itself.' });
     else if (behind > BEHIND_MAX) found.push({ level: 'warn', text: `Node ${node} is ${count(behind)} entries behind the leader.`, remedy: 'It is overloaded, or catches up after its start.' });
   }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use super::ServiceArgs;
-use super::service::{listed, node};
+use super::service::{listed, node, peer_address};
 use crate::settings::duration;
 
 /// `cluster`.
@@ -34,6 +34,15 @@ Example, on the machine of the lost node and then anywhere:
   lockkeeper serve --data ./data --node 2 --cluster 1=db1:5626,2=db2:5626,3=db3:5626 --rejoin
   lockkeeper cluster replace 2 --locks lockkeeper://db1")]
     Replace(ClusterReplace),
+    /// Keep the members in step with the nodes that run, until a signal: add the empty nodes at the given
+    /// addresses, replace those whose data are lost, and remove those that stay silent
+    #[command(after_help = "\
+Example:
+  lockkeeper cluster keep --nodes db1:5626,db2:5626,db3:5626,db4:5626,db5:5626 --remove-after 30m --locks lockkeeper://db1
+
+Each step is a line on standard output. Which nodes are to run is decided where they are started
+(`serve --rejoin`): in Kubernetes, by the number of replicas.")]
+    Keep(ClusterKeep),
     /// Transfer the leadership to another node
     #[command(after_help = "Example:\n  lockkeeper cluster transfer --to 3 --locks lockkeeper://db1.example")]
     Transfer(ClusterTransfer),
@@ -100,6 +109,33 @@ pub struct ClusterReplace {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// `cluster keep`.
+#[derive(Args, Debug)]
+pub struct ClusterKeep {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: ServiceArgs,
+    /// The addresses, for other nodes, at which a node may run: an empty one there is added
+    #[arg(long, value_name = "HOST:PORT,...", value_delimiter = ',', value_parser = peer_address, required = true)]
+    pub nodes: Vec<String>,
+    /// Remove a node that the leader has not heard for so long, while more than three vote; by default, none
+    /// is removed
+    #[arg(long, value_name = "DURATION", value_parser = remove_after)]
+    pub remove_after: Option<Duration>,
+    /// Wait at most this long for each step
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
+    pub wait: Duration,
+}
+
+fn remove_after(typed: &str) -> Result<Duration, String> {
+    let shortest = Duration::from_secs(10);
+    let after = duration(typed)?;
+    match after >= shortest {
+        true => Ok(after),
+        false => Err("a node that restarts is silent for some seconds: give 10s or more".to_owned()),
+    }
 }
 
 /// `cluster transfer`.

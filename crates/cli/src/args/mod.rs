@@ -35,7 +35,7 @@ pub use access::{
 };
 pub use advise::Advise;
 pub use cluster::{
-    ClusterAdd, ClusterCommand, ClusterRemove, ClusterReplace, ClusterStatus, ClusterTransfer,
+    ClusterAdd, ClusterCommand, ClusterKeep, ClusterRemove, ClusterReplace, ClusterStatus, ClusterTransfer,
 };
 pub use explain::{Explain, ExplainSettings};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget, FenceWrite};

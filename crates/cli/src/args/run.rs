@@ -104,6 +104,9 @@ pub struct Run {
     /// Don't wait if this many or more wait already (exit code 75)
     #[arg(long, value_name = "N", conflicts_with = "try_")]
     pub max_waiters: Option<u32>,
+    /// Give up when a newer run with --latest waits for the lock, too (exit code 75): a queue of deploys
+    #[arg(long, conflicts_with = "try_")]
+    pub latest: bool,
     /// Don't wait (exit code 75 if the lock isn't free)
     #[arg(long = "try")]
     pub try_: bool,

@@ -210,11 +210,15 @@ pub(super) fn node(typed: &str) -> Result<u64, String> {
 pub(super) fn listed(typed: &str) -> Result<(u64, String), String> {
     let example = "give N=HOST:PORT for each node, as in `1=127.0.0.1:5641,2=127.0.0.1:5642`";
     let (number, address) = typed.split_once('=').ok_or(example)?;
-    let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
-    match port {
-        None => Err(format!("`{address}` is no address; {example}")),
-        Some(0) => Err(format!("`{address}` has no port that others could know; {example}")),
-        Some(_) => Ok((node(number)?, address.to_owned())),
+    let address = peer_address(address).map_err(|why| format!("{why}; {example}"))?;
+    Ok((node(number)?, address))
+}
+
+pub(super) fn peer_address(typed: &str) -> Result<String, String> {
+    match typed.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok()) {
+        None => Err(format!("`{typed}` is no address")),
+        Some(0) => Err(format!("`{typed}` has no port that others could know")),
+        Some(_) => Ok(typed.to_owned()),
     }
 }
 

@@ -79,14 +79,14 @@ await wide.getByRole('heading', { name: /^Session \d+$/ }).waitFor();
 await wide.route('**/v1/members', async (route) => {
   const json = await (await route.fetch()).json();
   const [own] = json.nodes;
-  await route.fulfill({ json: { ...json, last: 20_000, nodes: [{ ...own, matched: 20_000 }, { ...own, node: 2, matched: 0 }] } });
+  await route.fulfill({ json: { ...json, last: 20_000, nodes: [{ ...own, matched: 20_000 }, { ...own, node: 2, matched: 0 }, { ...own, node: 3, answers: false, data_lost: true }] } });
 });
 await wide.route('**/v1/status*', async (route) => {
   const json = await (await route.fetch()).json();
   await route.fulfill({ json: { ...json, disk_state: 'low', disk_free_bytes: 95e6, disk_full_in_seconds: 1_300, audit_error: 'no space <i>left</i>', backup_error: 'no such folder' } });
 });
 await wide.goto(`${base}/#/nodes`);
-for (const text of ['Node 2 is 20,000 entries behind the leader.', 'Two nodes vote', 'The disk of node 1 has little room left (90.6 MiB free), and will be full in 21 min 40 s.', 'can’t write its audit file: no space <i>left</i>', 'fails to make the backups of its schedule: no such folder']) {
+for (const text of ['Node 2 is 20,000 entries behind the leader.', 'The data of node 3 are lost', 'tolerates no failure', 'The disk of node 1 has little room left (90.6 MiB free), and will be full in 21 min 40 s.', 'can’t write its audit file: no space <i>left</i>', 'fails to make the backups of its schedule: no such folder']) {
   await wide.getByText(text, { exact: false }).first().waitFor();
 }
 // An answer that is on its way when the browser ends is no failure.

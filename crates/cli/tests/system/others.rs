@@ -75,6 +75,12 @@ fn without_fencing_the_job_gets_no_token() {
         assert_eq!((ran.code, ran.out.as_str()), (0, "token:none\n"), "{url}: {ran:?}");
         let said: Value = serde_json::from_str(&test.ran("doctor --json").out).unwrap();
         assert_eq!((&said["abilities"]["fencing"], &said["token"]), (&false.into(), &Value::Null), "{said}");
+        let (has_queue, latest) = (url.starts_with("redis"), test.ran("run --latest a -- true"));
+        if has_queue {
+            assert_eq!(latest.code, 0, "{latest:?}");
+        } else {
+            latest.is_one_line(exit::USAGE, &["`--latest` needs a lock service with a queue"]);
+        }
     }
 }
 

@@ -51,6 +51,29 @@ impl Drop for Watching {
     }
 }
 
+/// A queue of deploys: of those that wait only the newest is left, and runs without the option are.
+#[test]
+fn newer_run_takes_the_place_of_older_ones_that_wait() {
+    let (test, _node) = TestDir::new().served();
+    let mut holder = test.holder("deploy/web", &["--latest"]);
+    let plain = test.lockkeeper(["run", "deploy/web", "--", "true"]).started();
+    test.wait_for_waiters("deploy/web", 1);
+    let run = |label| {
+        let words = ["run", "--latest", "--label", label, "deploy/web", "--", "echo", label];
+        test.lockkeeper(words).started()
+    };
+    let first = run("first");
+    test.wait_for_waiters("deploy/web", 2);
+    let second = run("second");
+    first.ended().is_one_line(exit::BUSY, &["`deploy/web` is left to a newer run", "second"]);
+    test.wait_for_waiters("deploy/web", 2);
+    assert!(holder.child_mut().try_wait().unwrap().is_none(), "it holds, and goes on");
+    holder.signal(Signal::SIGTERM);
+    assert_eq!(plain.ended().code, 0, "it has not asked for it");
+    let last = second.ended();
+    assert_eq!((last.code, last.out.as_str()), (0, "second\n"), "{last:?}");
+}
+
 #[test]
 fn holders_waiters_and_sessions_are_listed() {
     let (test, node) = TestDir::new().served();

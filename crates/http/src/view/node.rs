@@ -138,6 +138,9 @@ pub struct MemberView {
     pub matched: u64,
     /// Whether the leader sends it a snapshot, as its log ends before the leader's begins.
     pub receives_snapshot: bool,
+    /// Whether the node at its address says that it has other data than the cluster knows of it: its own are
+    /// lost, and it is to be replaced.
+    pub data_lost: bool,
 }
 
 /// What a member is for.
@@ -226,7 +229,8 @@ impl From<v1::ClusterNode> for MemberView {
             answers,
             matched,
             receives_snapshot,
+            data_lost,
         } = node;
-        Self { node, peer_address, client_address, part, answers, matched, receives_snapshot }
+        Self { node, peer_address, client_address, part, answers, matched, receives_snapshot, data_lost }
     }
 }

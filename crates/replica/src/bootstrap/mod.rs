@@ -84,10 +84,12 @@ impl Bootstrap {
     }
 
     /// As [`Bootstrap::new`]. If the cluster refuses this node for good, since its data are gone or it was
-    /// removed, the node waits until a member calls it by an id that was never used, and takes that id.
+    /// removed, the node waits until a member calls it by an id that was never used, and takes that id. So
+    /// does a node that founds no cluster, from the beginning: another node may have had its id.
     #[must_use]
     pub fn rejoining(own: Candidate) -> Self {
-        Self { rejoins: true, ..Self::new(own) }
+        let is_lost = own.nodes.is_empty();
+        Self { rejoins: true, is_lost, ..Self::new(own) }
     }
 
     /// To be called when the cluster has refused this node for good. Returns whether the node waits for a new

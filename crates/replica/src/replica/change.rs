@@ -257,6 +257,8 @@ impl Replica {
                 answers: is_self || it.is_some_and(|it| it.is_active),
                 matched: if is_self { self.engine.last_index() } else { it.map_or(0, |it| it.matched) },
                 receives_snapshot: it.is_some_and(|it| it.waits_for_snapshot),
+                // Known to those who connect to it.
+                data_lost: false,
             }
         };
         self.members.nodes.values().map(node).collect()

@@ -86,7 +86,10 @@ impl Dialler {
         loop {
             let number = self.handover.number();
             calls.mark_unchanged();
-            match handshake::open_any(&addresses, node, Lane::Messages, &*self.directory).await {
+            let opened = handshake::open_any(&addresses, node, Lane::Messages, &*self.directory).await;
+            let says_lost = |why: &Refusal| why.code() == RefusalCode::Wiped && why.node == node;
+            self.directory.called(node, matches!(&opened, Err(NoLink::Refused(why)) if says_lost(why)));
+            match opened {
                 Ok((stream, hello)) => {
                     self.is_settled(node, false);
                     tracing::info!(node, address, "node {node} is reached at {address}");

@@ -30,6 +30,8 @@ pub(crate) struct Directory {
     tls: Option<Arc<NodeTls>>,
     known: watch::Sender<Known>,
     tickets: Mutex<Tickets>,
+    /// The members whose addresses lead to a node with other data.
+    lost: Mutex<BTreeSet<u64>>,
     /// Increased when a member has connected without the ticket that this node gave it, or with a ticket of
     /// its own that is new here: then other nodes are dialled at once.
     calls: watch::Sender<u64>,
@@ -71,6 +73,7 @@ impl Directory {
             tls,
             known,
             tickets: Mutex::default(),
+            lost: Mutex::default(),
             calls: watch::Sender::default(),
         })
     }
@@ -101,8 +104,11 @@ impl Directory {
     }
 
     /// Fills in this node's own addresses where the cluster has none: a node that was bootstrapped alone, or
-    /// restored, has never published them.
+    /// restored, has never published them. And notes the members whose data are lost.
     pub(crate) fn introduce(&self, nodes: &mut [ClusterNode]) {
+        let lost = self.lost.lock();
+        nodes.iter_mut().for_each(|it| it.data_lost = lost.contains(&it.node));
+        drop(lost);
         for own in nodes.iter_mut().filter(|it| it.node == self.founding.node) {
             if own.peer_address.is_empty() {
                 own.peer_address.clone_from(&self.peer_address);
@@ -130,6 +136,17 @@ impl Directory {
         }
         addresses.retain(|_, all| !all.is_empty());
         addresses
+    }
+
+    /// To be called after each attempt to connect to a member; `is_lost`: the node at its address said that
+    /// its data are not those of the member.
+    pub(super) fn called(&self, node: u64, is_lost: bool) {
+        let mut lost = self.lost.lock();
+        if is_lost {
+            lost.insert(node)
+        } else {
+            lost.remove(&node)
+        };
     }
 
     /// See [`Members::witnesses_needed`].

@@ -1019,6 +1019,9 @@ pub struct ClusterNode {
     /// The leader is sending it a snapshot: it lags behind the start of the leader's log.
     #[prost(bool, tag = "7")]
     pub receives_snapshot: bool,
+    /// The node at its address says that it has other data than the cluster knows of it: replace it.
+    #[prost(bool, tag = "8")]
+    pub data_lost: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ChangeMembersRequest {

@@ -31,6 +31,7 @@ pub(in crate::commands) async fn elect(mut args: Elect) -> Result<u8, Failure> {
         wait: None,
         try_: false,
         max_waiters: None,
+        latest: false,
         shared: false,
         permit: None,
         keep_closed: None,

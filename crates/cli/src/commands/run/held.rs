@@ -6,10 +6,10 @@
 
 use std::ffi::OsString;
 
-use lockkeeper::{AcquireError, Guard, Lock, LockName, Locks, Unfenced, Wait};
+use lockkeeper::{AcquireError, Guard, LockName, Unfenced, Wait};
 
 use super::outage::OutageReport;
-use super::waiting::{self, Talk, Waited};
+use super::waiting::{self, Waited, Wish};
 use crate::exit::Failure;
 use crate::guardian::Signals;
 use crate::settings;
@@ -42,29 +42,26 @@ fn listed(list: &str, url: &str, name: &str) -> Option<String> {
 /// Acquires a lock that an ancestor may hold. Tries once without waiting, which succeeds for example for
 /// another reader. Waits only if the ancestor no longer holds the lock.
 pub(super) async fn acquire(
-    locks: &Locks,
-    lock: &Lock<Unfenced>,
-    name: &LockName,
+    wish: Wish<'_>,
     token: String,
     signals: &mut Signals,
     outage: &mut OutageReport,
-    talk: Talk,
 ) -> Result<Waited, Failure> {
-    match lock.clone().wait(Wait::No).acquire().await {
+    match wish.lock.clone().wait(Wait::No).acquire().await {
         Ok(guard) => return Ok(Waited::Acquired(guard)),
         Err(AcquireError::Busy(_)) => {}
         // Repeated with a wait, which reports the error.
-        Err(_) => return waiting::acquire(locks, lock, name, signals, outage, talk).await,
+        Err(_) => return waiting::acquire(wish, signals, outage).await,
     }
     // Without a token, or if the lock can't be inspected, `LOCKKEEPER_HELD` decides.
-    let is_held = locks.inspect(name).await.map_or(true, |info| {
+    let is_held = wish.locks.inspect(wish.name).await.map_or(true, |info| {
         let has = |own: Option<lockkeeper::Token>| own.is_none_or(|own| own.to_string() == token);
         token.is_empty() || info.holds.iter().any(|holder| has(holder.token))
     });
     if is_held {
         return Ok(Waited::ForItself);
     }
-    waiting::acquire(locks, lock, name, signals, outage, talk).await
+    waiting::acquire(wish, signals, outage).await
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ use self::leadership::Leadership;
 use self::once::CommandRecord;
 use self::outage::OutageReport;
 use self::status::{RunOutcome, Status, StatusFile};
-use self::waiting::Talk;
+use self::waiting::{Talk, Wish};
 use crate::args::{JobArgs, Run};
 use crate::exit::{self, Failure};
 use crate::guardian::{self, Signals, SpawnError};
@@ -239,6 +239,17 @@ async fn under_lock(
     ended.map(|(SessionEnd::Closed(end) | SessionEnd::Expires(end))| end)
 }
 
+/// A mark for the request of this run, which differs from all others: its waiters are told apart by it.
+fn latest_mark(can: &Capabilities) -> Result<String, Failure> {
+    if !can.fair || !can.inspect {
+        let text = "`--latest` needs a lock service with a queue; DynamoDB and Redlock have none";
+        return Err(Failure::new(exit::USAGE, text));
+    }
+    let random = getrandom::u64()
+        .map_err(|error| Failure::system(exit::INTERNAL, "cannot draw random numbers", &error.into()))?;
+    Ok(format!("{random:016x}"))
+}
+
 /// How a run's session ends.
 enum SessionEnd {
     Closed(RunEnd),
@@ -269,13 +280,16 @@ async fn under_lock_of(
 ) -> Result<SessionEnd, Failure> {
     let times = JobTimes::of(&args.job, locks.capabilities())?;
     let talk = Talk::of(&args.command);
+    let latest = args.latest.then(|| latest_mark(locks.capabilities())).transpose()?;
     let waited = loop {
         // The time spent on connecting counts towards `--wait`, so only the rest is left for the queue.
         let wait = end.map(|end| end.saturating_duration_since(Instant::now()));
         let lock = lock(locks, name, args, wait, times);
+        let lock = latest.iter().fold(lock, |lock, mark| lock.meta(waiting::LATEST, mark));
+        let wish = Wish { locks, lock: &lock, name, talk, latest: latest.as_deref() };
         let waited = match held::by_ancestor(url, name) {
-            Some(token) => held::acquire(locks, &lock, name, token, signals, outage, talk).await,
-            None => waiting::acquire(locks, &lock, name, signals, outage, talk).await,
+            Some(token) => held::acquire(wish, token, signals, outage).await,
+            None => waiting::acquire(wish, signals, outage).await,
         };
         match waited {
             Err(failure) if is_waited_for(&failure, end) => {
@@ -303,6 +317,10 @@ async fn under_lock_of(
             let text =
                 format!("`{}` did not become free within {}{why}", name.as_str(), output::human(waited));
             return Ok(SessionEnd::Closed(RunEnd::TimedOut(text)));
+        }
+        waiting::Waited::Replaced(newer) => {
+            let text = format!("`{}` is left to a newer run that waits, too: {newer}", name.as_str());
+            return Ok(SessionEnd::Closed(RunEnd::Busy(text)));
         }
         waiting::Waited::ForItself => {
             let text = format!(

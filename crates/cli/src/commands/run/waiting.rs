@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use lockkeeper::{AcquireError, Busy, Guard, HolderInfo, HolderState, Lock, LockName, Locks, Unfenced};
+use lockkeeper::{
+    AcquireError, Busy, Guard, HolderInfo, HolderState, Lock, LockName, Locks, Unfenced, WaiterInfo,
+};
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
@@ -24,6 +26,8 @@ pub(super) enum Waited {
     /// The duration of the wait, and the refusal of the last attempt, if it was refused.
     TimedOut(Duration, Option<Arc<str>>),
     Interrupted(Signal),
+    /// A newer run with `--latest` waits behind this one: its label.
+    Replaced(String),
     /// An ancestor of this process has the lock. It releases the lock only after this process has ended, so a
     /// wait would never end.
     ForItself,
@@ -59,13 +63,24 @@ const REFRESH: Duration = Duration::from_secs(1);
 /// The queue position while it is not known yet.
 const UNKNOWN: u64 = u64::MAX;
 
+/// What is waited for, and how.
+#[derive(Clone, Copy)]
+pub(super) struct Wish<'a> {
+    pub(super) locks: &'a Locks,
+    pub(super) lock: &'a Lock<Unfenced>,
+    pub(super) name: &'a LockName,
+    pub(super) talk: Talk,
+    /// With `--latest`: what this request has in its meta data under [`LATEST`], and no other has.
+    pub(super) latest: Option<&'a str>,
+}
+
+/// The key of the meta data that says that a waiter gives way to newer ones which have it, too.
+pub(super) const LATEST: &str = "latest";
+
 pub(super) async fn acquire(
-    locks: &Locks,
-    lock: &Lock<Unfenced>,
-    name: &LockName,
+    Wish { locks, lock, name, talk, latest }: Wish<'_>,
     signals: &mut Signals,
     outage: &mut OutageReport,
-    talk: Talk,
 ) -> Result<Waited, Failure> {
     let ahead = Arc::new(AtomicU64::new(UNKNOWN));
     let lock = lock.clone().on_queued({
@@ -80,6 +95,8 @@ pub(super) async fn acquire(
     let mut refreshes = interval_at(Instant::now() + first, REFRESH);
     refreshes.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut reports = talk != Talk::Quiet;
+    let mut looks = interval_at(Instant::now() + REFRESH, REFRESH);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let acquiring = lock.acquire();
     tokio::pin!(acquiring);
     loop {
@@ -102,6 +119,14 @@ pub(super) async fn acquire(
                 drop(line.take());
                 outage.failed(&refusal);
             }
+            _ = looks.tick(), if latest.is_some() => {
+                // As below, the time in which a grant is not noticed has a limit.
+                let looked = tokio::time::timeout(REFRESH, locks.inspect(name)).await;
+                let waiters = looked.ok().and_then(Result::ok).map(|lock| lock.waiters).unwrap_or_default();
+                if let Some(newer) = newer(&waiters, latest.unwrap_or_default()) {
+                    return Ok(Waited::Replaced(newer.label.clone()));
+                }
+            }
             _ = refreshes.tick(), if reports => {
                 let text = tokio::select! {
                     biased;
@@ -121,6 +146,14 @@ pub(super) async fn acquire(
             }
         }
     }
+}
+
+/// The last of the waiters behind the one with this mark that have a mark, too. `waiters` are the first ones
+/// of the queue: whoever is not among them gives way later.
+fn newer<'a>(waiters: &'a [WaiterInfo], mark: &str) -> Option<&'a WaiterInfo> {
+    let marked = |waiter: &'a WaiterInfo| waiter.meta.iter().find(|(key, _)| key == LATEST).map(|(_, it)| it);
+    let own = waiters.iter().position(|waiter| marked(waiter).is_some_and(|it| it == mark))?;
+    waiters[own + 1..].iter().rev().find(|waiter| marked(waiter).is_some())
 }
 
 /// The text of the progress line: the holder and the time since its grant, and the place in the queue. The
@@ -173,7 +206,27 @@ fn ordinal(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use lockkeeper::Mode;
+
     use super::*;
+
+    #[test]
+    fn newest_waiter_that_replaces_others_is_found() {
+        let waiter = |label: &str, mark: Option<&str>| {
+            let meta = mark.map(|mark| (LATEST.to_owned(), mark.to_owned())).into_iter().collect();
+            WaiterInfo::new(label.to_owned(), Mode::Exclusive, meta)
+        };
+        let queue = [
+            waiter("a", Some("1")),
+            waiter("b", None),
+            waiter("c", Some("2")),
+            waiter("d", Some("3")),
+            waiter("e", None),
+        ];
+        let found = |mark| newer(&queue, mark).map(|it| it.label.as_str());
+        assert_eq!((found("1"), found("2"), found("3"), found("4")), (Some("d"), Some("d"), None, None));
+        assert_eq!(newer(&queue[..2], "1"), None, "who does not ask for it replaces nobody");
+    }
 
     #[test]
     fn ordinals() {

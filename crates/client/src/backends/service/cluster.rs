@@ -23,9 +23,17 @@ pub(super) fn node(reported: v1::ClusterNode) -> NodeInfo {
         v1::NodePart::Leaving => NodePart::Leaving,
         v1::NodePart::Voter | v1::NodePart::Unspecified => NodePart::Voter,
     };
-    let v1::ClusterNode { node, peer_address, client_address, answers, matched, receives_snapshot, .. } =
-        reported;
-    NodeInfo { node, peer_address, client_address, part, answers, matched, receives_snapshot }
+    let v1::ClusterNode {
+        node,
+        peer_address,
+        client_address,
+        answers,
+        matched,
+        receives_snapshot,
+        data_lost,
+        ..
+    } = reported;
+    NodeInfo { node, peer_address, client_address, part, answers, matched, receives_snapshot, data_lost }
 }
 
 pub(super) fn change(asker: &Asker, change: MembersChange) -> BoxFuture<'static, Result<(), BackendError>> {

@@ -41,6 +41,23 @@ fn lost_node_takes_the_next_id_of_its_cluster() {
     assert!(matches!(node.heard(&hello), BootstrapStep::Promise(_)));
 }
 
+/// A node that founds nothing may have the number of another: it takes the id that it gets, also without a
+/// refusal, and keeps it.
+#[test]
+fn new_node_takes_the_id_under_which_it_is_added() {
+    let founding = founded();
+    let members = Members::founded(&founding);
+    let to = |id| identity(&founding, &members).hello(id, Lane::Greeting);
+    let own = Candidate { nodes: Vec::new(), ..candidate(9, 9) };
+    let mut stays = Bootstrap::new(own.clone());
+    assert!(matches!(stays.heard(&to(4)), BootstrapStep::Refuse(_)), "it was not told to rejoin");
+    let mut node = Bootstrap::rejoining(own);
+    let BootstrapStep::Promise(renamed) = node.heard(&to(4)) else { panic!("not renamed") };
+    assert_eq!(renamed.member.as_ref().map(|member| member.node), Some(4));
+    node.promised(renamed);
+    assert!(matches!(node.heard(&to(5)), BootstrapStep::Refuse(_)), "it has an id");
+}
+
 #[test]
 fn node_that_has_promised_to_found_a_cluster_takes_no_other_id() {
     let mut own = candidate(2, 9);

@@ -7,6 +7,8 @@ use lockkeeper_http::view::MembersView;
 use serde::Serialize;
 use serde_json::json;
 
+mod keep;
+
 use super::nodes;
 use crate::args::{
     ClusterAdd, ClusterCommand, ClusterRemove, ClusterReplace, ClusterStatus, ClusterTransfer, ServiceArgs,
@@ -29,6 +31,7 @@ pub(super) async fn cluster(task: ClusterCommand) -> Result<u8, Failure> {
         ClusterCommand::Add(args) => add(args).await,
         ClusterCommand::Remove(args) => remove(args).await,
         ClusterCommand::Replace(args) => replace(args).await,
+        ClusterCommand::Keep(args) => keep::keep(args).await,
         ClusterCommand::Transfer(args) => transfer(args).await,
     }
 }
@@ -80,6 +83,7 @@ fn node_row(node: &NodeInfo, info: &ClusterInfo) -> [String; 5] {
     let part = if node.node == info.leader { "leader".to_owned() } else { node.part.to_string() };
     let behind = info.last.saturating_sub(node.matched);
     let how = match () {
+        () if node.data_lost && !node.answers => format!("data lost: `cluster replace {}`", node.node),
         () if node.receives_snapshot => "gets a snapshot".to_owned(),
         () if !node.answers => "does not answer".to_owned(),
         () if behind == 0 => "up to date".to_owned(),
@@ -169,8 +173,7 @@ async fn replace(args: ClusterReplace) -> Result<u8, Failure> {
     let lost = args.node;
     let locks = connect(&args.service).await?;
     let before = locks.cluster().await?;
-    let ids = before.nodes.iter().map(|it| it.node).chain(before.removed.iter().copied());
-    let node = ids.max().unwrap_or_default() + 1;
+    let node = next_id(&before);
     let Some(known) = before.nodes.iter().find(|it| it.node == lost) else {
         let why = if before.removed.contains(&lost) { "was removed already" } else { "is no member" };
         let silent = before.nodes.iter().filter(|it| !it.answers);
@@ -200,15 +203,7 @@ async fn replace(args: ClusterReplace) -> Result<u8, Failure> {
         return Err(Failure::new(USAGE, why));
     }
     let locks = of_others(locks, &before, lost, &args.service).await?;
-    if !removed_in_time(&locks, lost, args.wait).await? {
-        let why = format!(
-            "the removal of node {lost} is under way (`lockkeeper cluster status`); after it: `lockkeeper cluster add \
-             {node}={peer_address}`"
-        );
-        return Err(Failure::new(UNHEALTHY, why));
-    }
-    added_in_time(&locks, node, &peer_address, args.wait).await?;
-    let is_done = votes_in_time(&locks, node, args.wait).await?;
+    let is_done = replaced_in_time(&locks, lost, node, &peer_address, args.wait).await?;
     if args.json {
         output::json(&json!({ "removed": lost, "node": node, "votes": is_done }))?;
     } else if is_done {
@@ -222,6 +217,32 @@ async fn replace(args: ClusterReplace) -> Result<u8, Failure> {
         ))?;
     }
     Ok(OK)
+}
+
+/// The lowest id that no node has had.
+fn next_id(info: &ClusterInfo) -> u64 {
+    let ids = info.nodes.iter().map(|it| it.node).chain(info.removed.iter().copied());
+    ids.max().unwrap_or_default() + 1
+}
+
+/// Removes a node whose data are lost, and adds the empty one at its address as `node`. Each step may take
+/// `wait`. Returns whether the added node votes by then.
+async fn replaced_in_time(
+    locks: &Locks,
+    lost: u64,
+    node: u64,
+    peer_address: &str,
+    wait: Duration,
+) -> Result<bool, Failure> {
+    if !removed_in_time(locks, lost, wait).await? {
+        let why = format!(
+            "the removal of node {lost} is under way (`lockkeeper cluster status`); after it: `lockkeeper cluster add \
+             {node}={peer_address}`"
+        );
+        return Err(Failure::new(UNHEALTHY, why));
+    }
+    added_in_time(locks, node, peer_address, wait).await?;
+    votes_in_time(locks, node, wait).await
 }
 
 /// Adds a node, repeatedly for `wait`: it may not have started yet.
