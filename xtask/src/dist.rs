@@ -1,10 +1,10 @@
-//! `cargo xtask dist`: what is installed on a machine, as an archive and as a Debian package; the packages of
-//! the bindings and clients for other languages; a bill of materials; and the checksums of all, which a
-//! command may sign. Files depend on the sources alone, so that everybody can build and compare them.
+//! `cargo xtask dist`: what is installed on a machine, as an archive, a Debian package and an RPM; the
+//! packages of the bindings and clients for other languages; a bill of materials; and the checksums of all,
+//! which a command may sign. Files depend on the sources alone, so that everybody can build and compare them.
 //!
-//! The first two contain the same tree below their prefix: the programs with all their features, man pages
-//! and completions, and the systemd unit. The Debian package is made by dpkg-deb alone, which every Debian
-//! has: cargo-deb would take minutes to build on each machine that runs the tests.
+//! The first three contain the same tree below their prefix: the programs with all their features, man pages
+//! and completions, and the systemd unit. The packages are made by dpkg-deb and rpmbuild, which Debian has:
+//! cargo-deb would take minutes to build on each machine that runs the tests.
 
 use std::env::consts::{ARCH, OS};
 use std::fs;
@@ -60,8 +60,14 @@ const COMPLETIONS: [(&str, &str); 3] = [
 ];
 
 /// systemd reads its units again after an installation and after a removal.
-const RELOAD: &str =
-    "#!/bin/sh\nset -e\nif [ -d /run/systemd/system ]; then systemctl --system daemon-reload || true; fi\n";
+const RELOAD: &str = "if [ -d /run/systemd/system ]; then systemctl --system daemon-reload || true; fi";
+
+const SUMMARY: &str = "distributed locks that keep their promise even when a holder stalls";
+const DESCRIPTION: &str = "\
+The command `lockkeeper`, which runs a job under a lock of Redis, PostgreSQL, a directory or its own service, and that service;
+`lockkeeper-lab`, which plays mistakes with locks on real servers. The unit lockkeeper.service is neither enabled nor started by
+the installation.";
+const HOMEPAGE: &str = "https://github.com/lockkeeper/lockkeeper";
 
 pub(crate) fn make(choice: &Dist) -> TaskResult {
     let metadata = features::metadata()?;
@@ -142,7 +148,8 @@ impl Release {
         files.push(self.go_module(out)?);
         files.push(self.bill(out)?);
         files.push(self.archive(&programs, out, &name)?);
-        files.push(self.package(&programs, out)?);
+        files.push(self.debian_package(&programs, out)?);
+        files.push(self.rpm(&programs, out)?);
         Ok(files)
     }
 
@@ -289,25 +296,22 @@ impl Release {
             .arg(name))
     }
 
-    fn package(&self, programs: &Path, out: &Path) -> TaskResult<PathBuf> {
+    fn debian_package(&self, programs: &Path, out: &Path) -> TaskResult<PathBuf> {
         let version = &self.version;
         let root = fresh(&out.join("debian"))?;
         fill(&root.join("usr"), programs)?;
         let architecture = output(Command::new("dpkg").arg("--print-architecture"))?;
-        // `glibc 2.36`: symbols of the library that this machine has may be in the program.
-        let libc = output(Command::new("getconf").arg("GNU_LIBC_VERSION"))?;
-        let libc = libc.rsplit(' ').next().unwrap_or_default();
+        let libc = libc_version()?;
         let control = format!(
             "Package: lockkeeper\nVersion: {version}\nArchitecture: {architecture}\nSection: admin\nPriority: optional\n\
              Maintainer: The Lockkeeper developers <lockkeeper@lockkeeper.invalid>\nDepends: libc6 (>= {libc}), libgcc-s1\n\
-             Homepage: https://github.com/lockkeeper/lockkeeper\n\
-             Description: distributed locks that keep their promise even when a holder stalls\n \
-             The command `lockkeeper`, which runs a job under a lock of Redis, PostgreSQL, a directory or its own service,\n \
-             and that service; `lockkeeper-lab`, which plays mistakes with locks on real servers. The unit lockkeeper.service is neither enabled nor started by the installation.\n"
+             Homepage: {HOMEPAGE}\nDescription: {SUMMARY}\n {}\n",
+            DESCRIPTION.replace('\n', "\n ")
         );
         write(&root.join("DEBIAN/control"), control.as_bytes(), false)?;
         for script in ["postinst", "postrm"] {
-            write(&root.join("DEBIAN").join(script), RELOAD.as_bytes(), true)?;
+            let text = format!("#!/bin/sh\nset -e\n{RELOAD}\n");
+            write(&root.join("DEBIAN").join(script), text.as_bytes(), true)?;
         }
         let file = out.join(format!("lockkeeper_{version}_{architecture}.deb"));
         run(Command::new("dpkg-deb")
@@ -317,6 +321,56 @@ impl Release {
             .arg(&file))?;
         Ok(file)
     }
+
+    /// For distributions with RPM, of this machine's libc or a later one. Nothing in it is compiled here.
+    fn rpm(&self, programs: &Path, out: &Path) -> TaskResult<PathBuf> {
+        let version = &self.version;
+        let out = fs::canonicalize(out).map_err(|error| format!("{}: {error}", out.display()))?;
+        let root = fresh(&out.join("rpm"))?;
+        let tree = root.join("tree");
+        fill(&tree.join("usr"), programs)?;
+        let paths = files_in(&tree)?.into_iter().map(|file| {
+            let path = file.strip_prefix(&tree).map(Path::to_owned).map_err(|error| error.to_string())?;
+            // `rpmbuild` compresses man pages.
+            let star = if path.starts_with("usr/share/man") { "*" } else { "" };
+            Ok(format!("/{}{star}\n", path.display()))
+        });
+        let paths = paths.collect::<TaskResult<String>>()?;
+        let spec = format!(
+            "Name: lockkeeper\nVersion: {version}\nRelease: 1\nSummary: {SUMMARY}\nLicense: Apache-2.0 OR MIT\n\
+             URL: {HOMEPAGE}\nAutoReqProv: no\nRequires: glibc >= {}, libgcc\n%description\n{DESCRIPTION}\n\
+             %install\ncp -a {}/. %{{buildroot}}\n%post\n{RELOAD}\n%postun\n{RELOAD}\n%files\n{paths}",
+            libc_version()?,
+            tree.display()
+        );
+        let file = root.join("lockkeeper.spec");
+        write(&file, spec.as_bytes(), false)?;
+        let name = format!("lockkeeper-{version}-1.{ARCH}.rpm");
+        let defines = [
+            format!("_topdir {}/build", root.display()),
+            format!("_rpmdir {}", out.display()),
+            format!("_rpmfilename {name}"),
+            "_buildhost localhost".to_owned(),
+            "use_source_date_epoch_as_buildtime 1".to_owned(),
+            "clamp_mtime_to_source_date_epoch 1".to_owned(),
+            // Programs stay as they are.
+            "__os_install_post %{nil}".to_owned(),
+            "debug_package %{nil}".to_owned(),
+            "_build_id_links none".to_owned(),
+            "_binary_payload w6.gzdio".to_owned(),
+        ];
+        let mut rpmbuild = Command::new("rpmbuild");
+        rpmbuild.env("SOURCE_DATE_EPOCH", &self.epoch).args(["-bb", "--quiet"]);
+        run(rpmbuild.args(defines.iter().flat_map(|define| ["--define", define])).arg(&file))?;
+        Ok(out.join(name))
+    }
+}
+
+/// The version of this machine's libc: the programs may need what it has.
+fn libc_version() -> TaskResult<String> {
+    // `glibc 2.36`.
+    let libc = output(Command::new("getconf").arg("GNU_LIBC_VERSION"))?;
+    Ok(libc.rsplit(' ').next().unwrap_or_default().to_owned())
 }
 
 /// Fills the tree below a prefix.

@@ -203,6 +203,7 @@ const TEST_NEEDS: &[TestNeeds] = &[
             Need { program: "strip", package: "binutils", used_by: "the tests of the Debian package" },
             Need { program: "systemd-analyze", package: "systemd", used_by: "the tests of the units" },
             Need { program: "dpkg-deb", package: "dpkg", used_by: "the tests of the Debian package" },
+            Need { program: "rpmbuild", package: "rpm", used_by: "the tests of the RPM" },
             Need {
                 program: "/usr/share/java/postgresql.jar",
                 package: "libpostgresql-jdbc-java",

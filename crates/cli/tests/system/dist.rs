@@ -1,5 +1,5 @@
-//! The files of a release: the archive and the Debian package, installed below a directory of the test, and
-//! used.
+//! The files of a release: the archive, the Debian package and the RPM, installed below a directory of the
+//! test, and used.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -96,12 +96,12 @@ fn go_module_is_usable(out: &Path, test: &Path) {
 }
 
 #[test]
-fn release_installs_from_an_archive_and_from_a_package() {
+fn release_installs_from_an_archive_and_from_packages() {
     let test = TempDir::new().unwrap();
     let out = release(test.path());
     let (archive, package) = (file(&out, "-linux.tar.gz"), file(&out, ".deb"));
     let listed = ran(Command::new("sha256sum").args(["--check", "SHA256SUMS"]).current_dir(&out));
-    for end in [".tar.gz: OK", ".deb: OK", ".jar: OK", ".cdx.json: OK"] {
+    for end in [".tar.gz: OK", ".deb: OK", ".rpm: OK", ".jar: OK", ".cdx.json: OK"] {
         assert!(listed.contains(end), "{listed}");
     }
     assert_eq!(
@@ -133,4 +133,15 @@ fn release_installs_from_an_archive_and_from_a_package() {
     let field = |name: &str| ran(Command::new("dpkg-deb").arg("--field").arg(&package).arg(name));
     assert_eq!(field("Version").trim(), env!("CARGO_PKG_VERSION"));
     assert!(field("Depends").contains("libc6 (>= 2."), "{}", field("Depends"));
+
+    let rpm = file(&out, ".rpm");
+    let field = |what: &str| ran(Command::new("rpm").args(["--query", what, "--package"]).arg(&rpm));
+    assert!(field("--requires").contains("glibc >= 2."), "{}", field("--requires"));
+    assert!(field("--info").contains("Build Host  : localhost"), "{}", field("--info"));
+    ran(Command::new("rpm2archive").arg("-n").arg(&rpm));
+    let installed = test.path().join("of the rpm");
+    std::fs::create_dir(&installed).unwrap();
+    let archive = rpm.with_extension("rpm.tar");
+    ran(Command::new("tar").arg("--extract").arg("--file").arg(archive).arg("--directory").arg(&installed));
+    is_complete(&installed.join("usr"));
 }
