@@ -407,7 +407,7 @@ pub const ALL: &[Mutant] = &[
         location: MutantLocation::FenceWithoutEnter,
         what: "only writes are checked: what was read before may be stale",
         caught_by: &["P3"],
-        seed: 9,
+        seed: 284,
     },
 ];
 
