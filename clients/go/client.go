@@ -27,7 +27,7 @@ import (
 // The reasons for which a lock is not acquired, or not held any more. Errors wrap them: compare with errors.Is.
 // Other refusals of the service are a [*Problem].
 var (
-	// ErrBusy: the lock is not free, and the call was not to wait.
+	// ErrBusy: the lock is not free, and the call was not to wait, or as many wait already as Lock.MaxWaiters says.
 	ErrBusy = errors.New("the lock is busy")
 	// ErrTimedOut: the lock was not free within the time of AcquireWithin.
 	ErrTimedOut = errors.New("the lock was not free in time")

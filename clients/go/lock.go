@@ -18,6 +18,7 @@ type Lock struct {
 	subtree bool
 	closed  time.Duration
 	value   string
+	most    *uint32
 }
 
 // Also acquires these locks together with the first one: all or none.
@@ -41,6 +42,12 @@ func (l *Lock) KeepClosed(after time.Duration) *Lock {
 // Value publishes a value with the hold: at most 4,096 bytes of text.
 func (l *Lock) Value(value string) *Lock {
 	l.value = value
+	return l
+}
+
+// MaxWaiters waits only if fewer requests than most wait for each of the names: ErrBusy otherwise.
+func (l *Lock) MaxWaiters(most uint32) *Lock {
+	l.most = &most
 	return l
 }
 
@@ -99,6 +106,7 @@ func (l *Lock) body(session, request, doneThrough uint64, wait bool) any {
 		Also        []string `json:"also,omitempty"`
 		Wait        bool     `json:"wait,omitempty"`
 		Poll        *int64   `json:"poll_ms,omitempty"`
+		MaxWaiters  *uint32  `json:"max_waiters,omitempty"`
 		KeepClosed  int64    `json:"keep_closed_ms,omitempty"`
 		Value       string   `json:"value,omitempty"`
 	}{Session: session, Request: request, DoneThrough: doneThrough, Mode: l.mode, Subtree: l.subtree, Also: l.names[1:],
@@ -108,7 +116,7 @@ func (l *Lock) body(session, request, doneThrough uint64, wait bool) any {
 	}
 	if wait {
 		// The session's keep-alive waits for all of its requests.
-		body.Poll = new(int64)
+		body.Poll, body.MaxWaiters = new(int64), l.most
 	}
 	return body
 }

@@ -112,10 +112,14 @@ func TestLockIsHandedOverAndTokensRise(t *testing.T) {
 
 	next := make(chan *Guard)
 	go func() {
-		guard, _ := two.Mutex("go/a").Acquire(ctx)
+		guard, _ := two.Mutex("go/a").MaxWaiters(1).Acquire(ctx)
 		next <- guard
 	}()
 	untilCounts(t, "go/a", 1, 1)
+	_, err = two.Mutex("go/a").MaxWaiters(1).Acquire(ctx)
+	is(t, err, ErrBusy)
+	_, err = two.Mutex("go/a").MaxWaiters(1).TryAcquire(ctx)
+	is(t, err, ErrBusy)
 	release(t, first)
 	second := held(t, <-next, nil)
 	if second.Token() <= first.Token() {

@@ -10,6 +10,7 @@ pub struct LockOptions {
     pub ttl: Option<Duration>,
     pub no_renew: bool,
     pub wait: Option<Wait>,
+    pub max_waiters: Option<u32>,
     pub subtree: bool,
     pub max_hold: Option<Duration>,
     pub min_hold: Option<Duration>,
@@ -48,6 +49,9 @@ impl LockOptions {
         }
         if let Some(wait) = self.wait {
             lock = lock.wait(wait);
+        }
+        if let Some(most) = self.max_waiters {
+            lock = lock.max_waiters(most);
         }
         if let Some(value) = &self.value {
             lock = lock.value(value.clone());

@@ -10,7 +10,7 @@ const { checkNames, described: _described, native: _native, ...errors } = requir
 const { FencedGuard, Guard, bytes, partition, run } = require("./guard.cjs");
 
 const TIMES = ["ttl", "maxHold", "minHold", "keepClosed", "lockDelay", "linger", "minValidity", "grace"];
-const OPTIONS = [...TIMES, "renew", "wait", "subtree", "value", "meta"];
+const OPTIONS = [...TIMES, "renew", "wait", "maxWaiters", "subtree", "value", "meta"];
 
 /** The options of a lock, as the native module takes them. */
 function lockOptions(options = {}) {
@@ -20,6 +20,10 @@ function lockOptions(options = {}) {
     if (value !== undefined && typeof value !== "number") throw invalid(option, value, "give milliseconds, 0 or more");
   }
   if (options.wait !== undefined) checkWait(options.wait);
+  const { maxWaiters = 0 } = options;
+  if (!Number.isInteger(maxWaiters) || maxWaiters < 0 || maxWaiters >= 2 ** 32) {
+    throw invalid("maxWaiters", maxWaiters, "give a number of requests, 0 to 4294967295");
+  }
   return options.value === undefined ? options : { ...options, value: bytes(options.value) };
 }
 

@@ -65,6 +65,8 @@ export interface LockOptions {
   renew?: boolean;
   /** Whether to wait for the lock, or for how long. Default: true. */
   wait?: boolean | number;
+  /** Wait only if fewer requests than this wait for each of the names; else `Busy` at once. */
+  maxWaiters?: number;
   /** Lock everything below the name too. */
   subtree?: boolean;
   /** The longest hold: it is lost then. */
@@ -376,7 +378,7 @@ export class Unreachable extends BackendError {
 /** A lock was not acquired. */
 export class AcquireError extends LockkeeperError {}
 
-/** The lock is not free. */
+/** The lock is not free, and the request does not wait: by `wait: false`, or as `maxWaiters` wait already. */
 export class Busy extends AcquireError {
   /** The holder's label, if the lock service knows it, and the requests that wait before this one would. */
   readonly holder: string | null;

@@ -58,13 +58,18 @@ for (const [service, url] of services) {
 
 test("a lock that is held is not acquired", async () => {
   const locks = await connect(own, { label: "the holder" });
-  const lock = locks.mutex(unique());
+  const name = unique();
+  const lock = locks.mutex(name);
   const guard = await lock.acquire();
   assert.equal(await lock.tryAcquire(), null);
   await assert.rejects(lock.acquire({ wait: false }), { name: "Busy", code: "BUSY", holder: "the holder" });
   await assert.rejects(lock.acquire({ wait: 50 }), { name: "AcquireTimeout", code: "TIMED_OUT" });
   await assert.rejects(lock.acquire({ signal: AbortSignal.timeout(50) }), { name: "TimeoutError" });
   await assert.rejects(lock.acquire({ signal: AbortSignal.abort("why") }), (reason) => reason === "why");
+  const few = locks.mutex(name, { maxWaiters: 1 });
+  const waits = few.acquire();
+  while ((await locks.inspect(name)).waiterCount < 1) await turn();
+  await assert.rejects(few.acquire(), { name: "Busy", queuedAhead: 1 });
   guard.check();
   assert.throws(() => guard.check(10 * 60_000), LockLost);
   assert.ok(guard.validFor() > 0 && guard.validFor() <= 30_000);
@@ -73,6 +78,7 @@ test("a lock that is held is not acquired", async () => {
   assert.throws(() => guard.check(), { name: "Released" });
   await assert.rejects(guard.release(), { name: "Released" });
   await guard[Symbol.asyncDispose]();
+  await (await waits).release();
 });
 
 test("a loss aborts the signal and ends the section", async () => {
@@ -252,6 +258,15 @@ test("errors say what was wrong, and what to do", async () => {
   assert.throws(() => locks.mutex("a", { ttl: -1 }), { name: "InvalidOption", option: "ttl", value: "-1" });
   assert.throws(() => locks.mutex("a", { ttl: "10 s" }), { name: "InvalidOption", option: "ttl", value: "10 s" });
   assert.throws(() => locks.mutex("a", { ttl: NaN }), { name: "InvalidOption", option: "ttl" });
+  for (const maxWaiters of [-1, 1.5, 2 ** 32, "3", null]) {
+    assert.throws(() => locks.mutex("a", { maxWaiters }), { name: "InvalidOption", value: String(maxWaiters) });
+  }
+  const redis = await connect(process.env.LOCKKEEPER_REDIS_URL);
+  await assert.rejects(redis.mutex("a", { maxWaiters: 3 }).acquire(), {
+    name: "Unsupported",
+    backend: "redis",
+    what: "limit the number of waiters",
+  });
   await assert.rejects(locks.mutex("a", { ttl: 1 }).acquire(), (error) => /ttl/.test(error.message));
   await assert.rejects(locks.mutex("").acquire(), { name: "InvalidName", code: "INVALID_NAME" });
   await assert.rejects(locks.mutex("a").acquire({ wait: "long" }), { name: "InvalidOption", option: "wait" });

@@ -19,7 +19,7 @@ declare const fence: RedisFence;
 export async function main(signal: AbortSignal): Promise<void> {
   await using locks = await connect("memory:", { label: "types", signal });
   const fenced = locks.fenced();
-  await using guard = await fenced.mutex("a", { ttl: 10_000, wait: false }).acquire({ signal });
+  await using guard = await fenced.mutex("a", { ttl: 10_000, wait: false, maxWaiters: 3 }).acquire({ signal });
   const token: Token = guard.token;
   const number: number = token;
   // @ts-expect-error: not every number is a token

@@ -19,6 +19,8 @@ pub(crate) struct Options {
     #[pyo3(default)]
     wait: Option<WaitOption>,
     #[pyo3(default)]
+    max_waiters: Option<u32>,
+    #[pyo3(default)]
     subtree: Option<bool>,
     #[pyo3(default)]
     max_hold: Option<f64>,
@@ -88,6 +90,7 @@ impl Options {
             ttl: time("ttl", self.ttl)?,
             no_renew: self.renew == Some(false),
             wait: self.wait.map(WaitOption::to_wait).transpose()?,
+            max_waiters: self.max_waiters,
             subtree: self.subtree == Some(true),
             max_hold: time("max_hold", self.max_hold)?,
             min_hold: time("min_hold", self.min_hold)?,

@@ -78,7 +78,7 @@ def test_blocks_end_in_other_threads_and_in_any_order(own: str, name: str) -> No
         semaphore.__exit__(None, None, None)
 
 
-def test_waits_as_long_as_asked(url: str, name: str) -> None:
+def test_waits_as_long_as_asked(url: str, own: str, name: str) -> None:
     locks = lockkeeper.connect(url)
     with locks.mutex(name):
         assert locks.mutex(name).try_acquire() is None
@@ -87,6 +87,20 @@ def test_waits_as_long_as_asked(url: str, name: str) -> None:
         assert late.value.waited >= 0.2 and isinstance(late.value, TimeoutError)
         with pytest.raises(lockkeeper.Busy):
             locks.mutex(name, wait=False).acquire()
+        few = locks.mutex(name, max_waiters=1)
+        if url != own:
+            with pytest.raises(lockkeeper.Unsupported, match="limit the number of waiters"):
+                few.acquire()
+            return
+        waits = threading.Thread(target=lambda: few.acquire().release())
+        waits.start()
+        until = time.monotonic() + 60
+        while locks.inspect(name).waiter_count < 1:
+            assert time.monotonic() < until
+        with pytest.raises(lockkeeper.Busy):
+            few.acquire()
+    waits.join()
+    few.acquire(timeout=False).release()
 
 
 def test_loss_is_told_to_all_who_ask(own: str, name: str) -> None:
@@ -126,6 +140,9 @@ def test_errors_say_what_is_allowed(own: str) -> None:
         (lambda: locks.mutex("a", ttl=1e9).acquire(), lockkeeper.LockkeeperError),
         (lambda: locks.mutex("a", ttll=1), lockkeeper.InvalidOption),
         (lambda: locks.mutex("a", ttl=float("inf")), lockkeeper.InvalidOption),
+        (lambda: locks.mutex("a", max_waiters=-1), lockkeeper.InvalidOption),
+        (lambda: locks.mutex("a", max_waiters=2**32), lockkeeper.InvalidOption),
+        (lambda: locks.mutex("a", max_waiters="3"), lockkeeper.InvalidOption),
         (lambda: locks.semaphore("a", 0).acquire(), lockkeeper.LockkeeperError),
     ]:
         with pytest.raises(error) as raised:

@@ -20,6 +20,8 @@ class Options(TypedDict, total=False):
     renew: bool
     #: Whether to wait for the lock (default: yes), or for how long.
     wait: Union[bool, Seconds]
+    #: Wait only if fewer requests than this wait for each of the names; else :class:`Busy` at once.
+    max_waiters: int
     #: Lock everything below the name too.
     subtree: bool
     #: The longest hold: it is lost then.
@@ -45,7 +47,7 @@ class Options(TypedDict, total=False):
 _TIMES = frozenset(
     ["ttl", "max_hold", "min_hold", "keep_closed", "lock_delay", "linger", "min_validity", "grace"]
 )
-_KNOWN = _TIMES | {"renew", "wait", "subtree", "value", "meta"}
+_KNOWN = _TIMES | {"renew", "wait", "max_waiters", "subtree", "value", "meta"}
 
 
 def seconds(value: Seconds) -> float:
@@ -65,6 +67,11 @@ def native(options: Options) -> dict[str, Any]:
     if unknown:
         text = f"{', '.join(sorted(unknown))}: no option of a lock; there are {', '.join(sorted(_KNOWN))}"
         raise InvalidOption(text, option=unknown.pop(), allowed=", ".join(sorted(_KNOWN)))
+    most: Any = given.get("max_waiters", 0)
+    if not isinstance(most, int) or not 0 <= most < 2**32:
+        allowed = "give a number of requests, 0 to 4294967295"
+        text = f"`max_waiters` is {most!r}; {allowed}"
+        raise InvalidOption(text, option="max_waiters", value=repr(most), allowed=allowed)
     made = {**given, "meta": list(options.get("meta", {}).items())}
     made.update((time, seconds(cast(Seconds, given[time]))) for time in given.keys() & _TIMES)
     if "wait" in options:

@@ -43,7 +43,8 @@ final class Attempt {
             return Json.of("session", session.id, "request", number, "done_through", session.doneThrough(number),
                     "mode", lock.mode, "permits", lock.permits, "subtree", lock.subtree ? true : null, "also",
                     lock.names.size() > 1 ? lock.names.subList(1, lock.names.size()) : null, "wait", wait > 0,
-                    "poll_ms", wait > 0 ? 0 : null, "value", lock.value).toString();
+                    "poll_ms", wait > 0 ? 0 : null, "max_waiters", wait > 0 ? lock.maxWaiters : null,
+                    "value", lock.value).toString();
         }
     }
 

@@ -15,8 +15,10 @@ public final class Lock {
     final Integer permits;
     final boolean subtree;
     final String value;
+    final Integer maxWaiters;
 
-    Lock(Locks locks, List<String> names, String mode, Integer permits, boolean subtree, String value) {
+    Lock(Locks locks, List<String> names, String mode, Integer permits, boolean subtree, String value,
+            Integer maxWaiters) {
         if (names.isEmpty()) {
             throw new IllegalArgumentException("no lock's name is given");
         }
@@ -26,16 +28,22 @@ public final class Lock {
         this.permits = permits;
         this.subtree = subtree;
         this.value = value;
+        this.maxWaiters = maxWaiters;
     }
 
     /** The same, with everything below its names: {@code a} covers {@code a/b}, too. Not for permits. */
     public Lock subtree() {
-        return new Lock(locks, names, mode, permits, true, value);
+        return new Lock(locks, names, mode, permits, true, value, maxWaiters);
     }
 
     /** The same; others see this text with the hold, at most 4,096 bytes. */
     public Lock value(String value) {
-        return new Lock(locks, names, mode, permits, subtree, value);
+        return new Lock(locks, names, mode, permits, subtree, value, maxWaiters);
+    }
+
+    /** The same; it waits only if fewer than {@code most} wait for each name, and is {@link LockException.Busy} else. */
+    public Lock maxWaiters(int most) {
+        return new Lock(locks, names, mode, permits, subtree, value, most);
     }
 
     /**

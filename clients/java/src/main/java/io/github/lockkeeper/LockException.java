@@ -6,7 +6,7 @@ public class LockException extends RuntimeException {
         super(text, cause);
     }
 
-    /** The lock is not free, and the call does not wait. */
+    /** The lock is not free, and the call does not wait, or {@link Lock#maxWaiters} wait already. */
     public static final class Busy extends LockException {
         Busy(String text) {
             super(text, null);

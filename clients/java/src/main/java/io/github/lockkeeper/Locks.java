@@ -57,17 +57,17 @@ public final class Locks implements AutoCloseable {
 
     /** Several locks at once, at most 64: all or none. */
     public Lock all(String... names) {
-        return new Lock(this, List.of(names), "exclusive", null, false, null);
+        return new Lock(this, List.of(names), "exclusive", null, false, null, null);
     }
 
     /** Locks that are held together with others that want them shared, and without any {@link #mutex}. */
     public Lock shared(String... names) {
-        return new Lock(this, List.of(names), "shared", null, false, null);
+        return new Lock(this, List.of(names), "shared", null, false, null, null);
     }
 
     /** Locks that {@code permits} hold at a time. All clients have to give the same number. */
     public Lock semaphore(int permits, String... names) {
-        return new Lock(this, List.of(names), "permit", permits, false, null);
+        return new Lock(this, List.of(names), "permit", permits, false, null, null);
     }
 
     /** An election: one leads at a time. */

@@ -222,8 +222,12 @@ final class ClientTest {
             timesOut(() -> other.mutex("waits").acquireAsync(Duration.ofMillis(100)).get());
             fails(LockException.Busy.class, () -> other.mutex("waits").acquireAsync(Duration.ZERO).get());
             is(waiters(locks, "waits") == 0, "nobody waits");
-            CompletableFuture<Hold> next = other.mutex("waits").acquireAsync(PATIENCE);
+            Lock few = other.mutex("waits").maxWaiters(1);
+            CompletableFuture<Hold> next = few.acquireAsync(PATIENCE);
             waitUntil("it waits", () -> waiters(locks, "waits") == 1);
+            fails(LockException.Busy.class, few::acquire);
+            is(few.tryAcquire().isEmpty(), "it does not wait");
+            fails(LockException.Refused.class, other.mutex("waits").maxWaiters(-1)::acquire);
             held.release();
             next.get(60, TimeUnit.SECONDS).release();
         }
