@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::command::Command;
-use crate::name;
+use crate::name::{self, LockName};
 use crate::reply::{Effect, Reply};
 use crate::snapshot::{Phase, RequestState, Snapshot};
-use crate::table::{Table, Usage};
+use crate::table::{Oldest, Table, Usage};
 use crate::types::{ModeKind, Ticket, Token};
 
 /// `Err` describes the violation.
@@ -35,30 +35,51 @@ pub fn all(table: &Table) -> CheckResult {
     p8_queue(&snapshot, table.permit_waiters_passed_max())
 }
 
-/// The load of each prefix equals the number of the holds and waiters whose names begin with the prefix.
+/// The load of each prefix equals the number of the holds and waiters whose names begin with the prefix, and
+/// its oldest hold and longest waiter are theirs.
 ///
 /// # Errors
 /// The prefixes whose numbers are wrong.
 pub fn loads(table: &Table, snapshot: &Snapshot) -> CheckResult {
     for segments in [1, 2] {
         let mut expected: BTreeMap<String, [u64; 2]> = BTreeMap::new();
+        let mut oldest_expected: BTreeMap<String, Oldest> = BTreeMap::new();
         for request in &snapshot.requests {
             let column = usize::from(token(request).is_none());
+            let since = Some(request.since).filter(|since| since.0 > 0);
+            let oldest = match request.phase {
+                Phase::Waiting { .. } => Oldest { hold: None, waiter: since },
+                Phase::Held { .. } | Phase::Revoked { .. } => Oldest { hold: since, waiter: None },
+                Phase::Closed { .. } => Oldest::default(),
+            };
             // A waiter counts once for all of its names strictly below a prefix; a hold counts once for each
             // name.
             let mut below = BTreeSet::new();
             for name in &request.names {
                 let prefix = name.as_str().split('/').take(segments).collect::<Vec<_>>().join("/");
+                let older = oldest_expected.entry(prefix.clone()).or_default();
+                *older = older.or(oldest);
                 if column == 0 || prefix == name.as_str() || below.insert(prefix.clone()) {
                     expected.entry(prefix).or_default()[column] += 1;
                 }
             }
         }
-        let found = table.loads(segments, usize::MAX).into_iter();
-        let found: BTreeMap<String, [u64; 2]> =
-            found.map(|load| (load.prefix.as_str().to_owned(), [load.holds, load.waiters])).collect();
+        let loads = table.loads(segments, usize::MAX);
+        let found = loads.iter().map(|load| (load.prefix.to_string(), [load.holds, load.waiters]));
+        let found: BTreeMap<String, [u64; 2]> = found.collect();
         if found != expected {
             return Err(format!("the loads of {segments} segments are {found:?}, there are {expected:?}"));
+        }
+        if let Some(load) = loads.iter().find(|load| table.load_of(&load.prefix, segments) != **load) {
+            return Err(format!("{load:?} of {segments} segments is another one by its name"));
+        }
+        let mut oldest: BTreeMap<LockName, Oldest> =
+            loads.into_iter().map(|load| (load.prefix, Oldest::default())).collect();
+        let (_, next) = table.oldest_in_part(0, usize::MAX, segments, &mut oldest);
+        let oldest: BTreeMap<String, Oldest> =
+            oldest.into_iter().map(|(prefix, oldest)| (prefix.to_string(), oldest)).collect();
+        if next.is_some() || oldest != oldest_expected {
+            return Err(format!("the oldest of {segments} segments are {oldest:?}, not {oldest_expected:?}"));
         }
     }
     Ok(())

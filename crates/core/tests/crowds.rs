@@ -1,10 +1,12 @@
 //! Bounded work with many requests (M2): each command visits at most the number of entries given by
 //! `visits_max`, independent of the table's contents, and its backlog is completed by `Resume`.
 
-use lockkeeper_core::limits::FORGOTTEN_PER_COMMAND_MAX;
+use std::collections::BTreeMap;
+
+use lockkeeper_core::limits::{FORGOTTEN_PER_COMMAND_MAX, NAME_SEGMENTS_MAX, NAMES_PER_REQUEST_MAX};
 use lockkeeper_core::{
-    Acquire, Break, Command, Effect, Effects, End, IfBusy, LockName, Mode, OpenSession, Page, Reply, Seq,
-    SessionId, Table, Token, invariants,
+    Acquire, Break, Command, Effect, Effects, End, IfBusy, LockName, Mode, Oldest, OpenSession, Page, Reply,
+    Seq, SessionId, Table, Token, WallTime, invariants,
 };
 use lockkeeper_corpus::size;
 
@@ -105,6 +107,50 @@ fn cost_of_a_retry_does_not_grow_with_the_queue() {
     }
     let each = (bounded.table.visits() - before) / crowd;
     assert!(each <= 1_100, "{each} entries a retry");
+}
+
+/// A scrape of `/metrics` looks at one part of the table: long names make the part shorter, not the scrape
+/// longer.
+#[test]
+fn look_for_the_oldest_of_each_prefix_is_bounded() {
+    const PLACES: u64 = 1 << 14;
+    const PREFIXES: u64 = 100;
+    let crowd = size(4_000, CROWD, CROWD);
+    let long = "x/".repeat(NAME_SEGMENTS_MAX - 2);
+    let mut bounded = Bounded::new(Table::new(1));
+    let session = bounded.open(1);
+    for seq in 1..=crowd {
+        let now = bounded.apply(Command::SetClock { now: WallTime(seq) });
+        assert_eq!(now, Reply::Done);
+        let names = [format!("long/{long}{seq}"), format!("p{}/{seq}", seq % PREFIXES)];
+        let names = names.each_ref().map(String::as_str);
+        let _granted = bounded.apply(Command::Acquire(wants(session, seq, &names, Mode::Exclusive)));
+    }
+    let _queued = bounded.apply(Command::Acquire(wants(session, crowd + 1, &["p7/7"], Mode::Exclusive)));
+    let loads = bounded.table.loads(1, usize::MAX).into_iter();
+    let mut prefixes: BTreeMap<_, _> = loads.map(|load| (load.prefix, Oldest::default())).collect();
+    let (mut all, mut cursor, mut most) = (Oldest::default(), Some(0), 0);
+    while let Some(from) = cursor {
+        let before = bounded.table.visits();
+        let (part, next) = bounded.table.oldest_in_part(from, PLACES as usize, 1, &mut prefixes);
+        most = most.max(bounded.table.visits() - before);
+        (all, cursor) = (all.or(part), next);
+    }
+    let one_more = 2 * (NAMES_PER_REQUEST_MAX * NAME_SEGMENTS_MAX) as u64;
+    assert!((4 * PLACES..=4 * PLACES + one_more).contains(&most), "{most} names in one part");
+    let oldest =
+        |hold, waiter: Option<u64>| Oldest { hold: Some(WallTime(hold)), waiter: waiter.map(WallTime) };
+    assert_eq!(all, oldest(1, Some(crowd)));
+    assert_eq!(prefixes.len() as u64, PREFIXES + 1);
+    for (prefix, found) in prefixes {
+        let expected = match prefix.as_str() {
+            "long" => oldest(1, None),
+            "p7" => oldest(7, Some(crowd)),
+            "p0" => oldest(PREFIXES, None),
+            number => oldest(number[1..].parse().unwrap(), None),
+        };
+        assert_eq!(found, expected, "{prefix}");
+    }
 }
 
 #[test]

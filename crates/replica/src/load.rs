@@ -1,8 +1,9 @@
 //! A node's state, and its counts since its start, for metrics.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use lockkeeper_core::{Effect, End, Oldest, PrefixLoad, Reply, Table, Usage};
+use lockkeeper_core::{Effect, End, LockName, Oldest, PrefixLoad, Reply, Table, Usage};
 
 use crate::summary::CommandSummary;
 
@@ -23,8 +24,8 @@ pub struct Load {
     pub last_token: u64,
     /// The usage of the table by all sessions together.
     pub usage: Usage,
-    /// The load of the requested prefixes, and of all others together.
-    pub prefixes: Vec<PrefixLoad>,
+    /// The load of the requested prefixes, then of others, each with its oldest, found like [`Load::oldest`].
+    pub prefixes: Vec<(PrefixLoad, Oldest)>,
     /// Number of members of the cluster.
     pub members: u64,
     /// Number of members from which the leader receives answers, itself included; 0 unless this node leads.
@@ -110,22 +111,53 @@ impl Activity {
 #[derive(Default, Debug)]
 pub(crate) struct OldestSearch {
     cursor: u64,
+    all: OldestFound,
+    /// Those of the prefixes that were asked for last.
+    prefixes: BTreeMap<LockName, OldestFound>,
+}
+
+/// What the search has found for some names.
+#[derive(Default, Debug)]
+struct OldestFound {
     /// The oldest so far.
-    found: Oldest,
+    part: Oldest,
     /// The oldest when the end of the table was reached last.
     whole: Oldest,
 }
 
+impl OldestFound {
+    fn oldest(&self) -> Oldest {
+        self.whole.or(self.part)
+    }
+}
+
 impl OldestSearch {
-    /// Searches `places` slab entries further; returns the oldest.
-    pub(crate) fn search(&mut self, table: &Table, places: usize) -> Oldest {
-        let (oldest, next) = table.oldest_in_part(self.cursor, places);
-        self.found = self.found.or(oldest);
+    /// Searches `places` slab entries further, or fewer if their names are long or many: see
+    /// [`Table::oldest_in_part`]. Returns the oldest of all requests.
+    pub(crate) fn search<'a>(
+        &mut self,
+        table: &Table,
+        places: usize,
+        segments: usize,
+        prefixes: impl Iterator<Item = &'a LockName>,
+    ) -> Oldest {
+        let mut known = std::mem::take(&mut self.prefixes);
+        self.prefixes = prefixes.map(|it| (it.clone(), known.remove(it).unwrap_or_default())).collect();
+        let parts = self.prefixes.iter_mut().map(|(prefix, found)| (prefix, &mut found.part));
+        let (oldest, next) = table.oldest_in_part(self.cursor, places, segments, parts);
+        self.all.part = self.all.part.or(oldest);
         self.cursor = next.unwrap_or_else(|| {
-            self.whole = std::mem::take(&mut self.found);
+            for found in self.prefixes.values_mut().chain([&mut self.all]) {
+                found.whole = std::mem::take(&mut found.part);
+            }
             0
         });
-        self.whole.or(self.found)
+        self.all.oldest()
+    }
+
+    /// The oldest of a prefix that the last search was for.
+    pub(crate) fn of(&self, prefix: &LockName) -> Oldest {
+        self.prefixes.get(prefix).map(OldestFound::oldest).unwrap_or_default()
     }
 }
 
@@ -189,25 +221,38 @@ mod tests {
         let session = SessionId(1);
         for seq in 1..=40_u64 {
             apply(&mut table, Command::SetClock { now: WallTime(seq * 100) });
-            let name = LockName::parse(&format!("n{}", if seq == 30 { 1 } else { seq })).unwrap();
+            let number = if seq == 30 { 1 } else { seq };
+            let name = LockName::parse(&format!("p{}/n{number}", number % 2)).unwrap();
             apply(&mut table, acquire(session, seq, name));
         }
+        let prefixes = ["p0", "p1"].map(|prefix| LockName::parse(prefix).unwrap());
+        let look = |search: &mut OldestSearch, table: &Table| search.search(table, 16, 1, prefixes.iter());
         let (hold, waiter) = (Some(WallTime(100)), Some(WallTime(3000)));
+        let even = Oldest { hold: Some(WallTime(200)), waiter: None };
         let mut search = OldestSearch::default();
-        assert_eq!(search.search(&table, 16), Oldest { hold, waiter: None });
-        assert_eq!(search.search(&table, 16), Oldest { hold, waiter });
+        assert_eq!(look(&mut search, &table), Oldest { hold, waiter: None });
+        assert_eq!(prefixes.each_ref().map(|it| search.of(it)), [even, Oldest { hold, waiter: None }]);
+        assert_eq!(look(&mut search, &table), Oldest { hold, waiter });
+        assert_eq!(prefixes.each_ref().map(|it| search.of(it)), [even, Oldest { hold, waiter }]);
         while search.cursor > 0 {
-            search.search(&table, 16);
+            look(&mut search, &table);
         }
         let finish =
             |target| Command::Finish { session, seq: Seq(41), target: Seq(target), done_through: Seq(0) };
         apply(&mut table, Command::SetClock { now: WallTime(5000) });
         apply(&mut table, finish(1));
         assert_eq!(table.granted_after(), [Duration::from_secs(2)]);
-        assert_eq!(search.search(&table, 16).hold, hold, "until the next look at all");
+        assert_eq!(look(&mut search, &table).hold, hold, "until the next look at all");
+        assert_eq!(search.of(&prefixes[1]), Oldest { hold, waiter });
         while search.cursor > 0 {
-            search.search(&table, 16);
+            look(&mut search, &table);
         }
-        assert_eq!(search.whole, Oldest { hold: Some(WallTime(200)), waiter: None });
+        let odd = Oldest { hold: Some(WallTime(300)), waiter: None };
+        assert_eq!(
+            [&search.all, &search.prefixes[&prefixes[0]], &search.prefixes[&prefixes[1]]].map(|it| it.whole),
+            [even, even, odd]
+        );
+        search.search(&table, 16, 1, prefixes[..1].iter());
+        assert_eq!(search.prefixes.len(), 1, "the others are forgotten");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockkeeper_core::WallTime;
+use lockkeeper_core::{Oldest, PrefixLoad, WallTime};
 use lockkeeper_replica::{Activity, Load, wait_of};
 use lockkeeper_wire::v1::DiskState;
 use metrics::{Histogram, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
@@ -37,6 +37,8 @@ const WAITERS: &str = "lockkeeper_waiters";
 const TABLE_BYTES: &str = "lockkeeper_table_bytes";
 const PREFIX_HOLDS: &str = "lockkeeper_prefix_holds";
 const PREFIX_WAITERS: &str = "lockkeeper_prefix_waiters";
+const PREFIX_OLDEST_HOLD: &str = "lockkeeper_prefix_oldest_hold_age_seconds";
+const PREFIX_LONGEST_WAITER: &str = "lockkeeper_prefix_longest_waiter_age_seconds";
 const OLDEST_HOLD: &str = "lockkeeper_oldest_hold_age_seconds";
 const LONGEST_WAITER: &str = "lockkeeper_longest_waiter_age_seconds";
 const WAITS: &str = "lockkeeper_queue_wait_seconds";
@@ -111,6 +113,14 @@ pub(crate) fn describe() {
     describe_gauge!(TABLE_BYTES, "Size of the sessions and requests in the table");
     describe_gauge!(PREFIX_HOLDS, "Holds of the names with this prefix");
     describe_gauge!(PREFIX_WAITERS, "Waiters at the names with this prefix");
+    describe_gauge!(
+        PREFIX_OLDEST_HOLD,
+        "Age of the oldest hold of the names with this prefix; 0 if there is none"
+    );
+    describe_gauge!(
+        PREFIX_LONGEST_WAITER,
+        "How long the longest waiter at the names with this prefix has waited; 0 if there is none"
+    );
     describe_gauge!(OLDEST_HOLD, "Age of the oldest hold; 0 if there is none");
     describe_gauge!(LONGEST_WAITER, "How long the longest waiter has waited; 0 if there is none");
     describe_histogram!(
@@ -290,10 +300,8 @@ pub(crate) fn load(load: &Load, before: &Activity) {
     gauge!(HOLDS).set(load.usage.requests.saturating_sub(load.usage.waiters) as f64);
     gauge!(WAITERS).set(load.usage.waiters as f64);
     gauge!(TABLE_BYTES).set(load.usage.bytes as f64);
-    let now = WallTime::from(SystemTime::now());
-    for (name, since) in [(OLDEST_HOLD, load.oldest.hold), (LONGEST_WAITER, load.oldest.waiter)] {
-        gauge!(name).set(since.and_then(|since| since.until(now)).unwrap_or_default().as_secs_f64());
-    }
+    gauge!(OLDEST_HOLD).set(age(load.oldest.hold));
+    gauge!(LONGEST_WAITER).set(age(load.oldest.waiter));
     let waits = histogram!(WAITS);
     record_new(&waits, &load.activity.waits, &before.waits, |part| wait_of(part).as_secs_f64());
     counter!(GRANTS).absolute(load.activity.grants);
@@ -312,10 +320,22 @@ fn record_new(to: &Histogram, now: &[u64], before: &[u64], middle: impl Fn(usize
     }
 }
 
-/// Sets the load of a prefix of names.
-pub(crate) fn prefix(prefix: &str, holds: u64, waiters: u64) {
-    gauge!(PREFIX_HOLDS, "prefix" => prefix.to_owned()).set(holds as f64);
-    gauge!(PREFIX_WAITERS, "prefix" => prefix.to_owned()).set(waiters as f64);
+/// The age in seconds of something that began then; 0 if there is none.
+fn age(since: Option<WallTime>) -> f64 {
+    let now = WallTime::from(SystemTime::now());
+    since.and_then(|since| since.until(now)).unwrap_or_default().as_secs_f64()
+}
+
+/// Sets the load of a prefix of names, and its oldest hold and waiter.
+pub(crate) fn prefix(load: &PrefixLoad, oldest: Oldest) {
+    for (name, value) in [
+        (PREFIX_HOLDS, load.holds as f64),
+        (PREFIX_WAITERS, load.waiters as f64),
+        (PREFIX_OLDEST_HOLD, age(oldest.hold)),
+        (PREFIX_LONGEST_WAITER, age(oldest.waiter)),
+    ] {
+        gauge!(name, "prefix" => load.prefix.to_string()).set(value);
+    }
 }
 
 /// Sets the time at which this node's certificate ends.

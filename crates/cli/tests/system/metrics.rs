@@ -53,6 +53,8 @@ fn every_metric_of_the_page_is_there_and_the_other_way_round() {
     let page = || curl(&[&format!("{}/metrics", node.http())]);
     let waiting = page();
     assert!(!waiting.contains("lockkeeper_longest_waiter_age_seconds 0\n"), "{waiting}");
+    let by_prefix = "lockkeeper_prefix_longest_waiter_age_seconds{prefix=\"jobs\"} ";
+    assert!(waiting.contains(by_prefix) && !waiting.contains(&format!("{by_prefix}0\n")), "{waiting}");
     holder.signal(Signal::SIGTERM);
     let (_, waited) = (holder.ended(), waiter.ended());
     assert_eq!(waited.code, 0, "{waited:?}");
@@ -69,6 +71,7 @@ fn every_metric_of_the_page_is_there_and_the_other_way_round() {
         format!("lockkeeper_build_info{{version=\"{version}\"}} 1"),
         "lockkeeper_disk_full 0".to_owned(),
         "lockkeeper_longest_waiter_age_seconds 0".to_owned(),
+        "lockkeeper_prefix_longest_waiter_age_seconds{prefix=\"jobs\"} 0".to_owned(),
         "lockkeeper_queue_wait_seconds_count 1".to_owned(),
         "lockkeeper_refusals_total{what=\"denied\"} 0".to_owned(),
         "lockkeeper_quota_refusals_total{what=\"calls-of-sessions\"} 0".to_owned(),
@@ -82,6 +85,7 @@ fn every_metric_of_the_page_is_there_and_the_other_way_round() {
     assert!(
         value("lockkeeper_oldest_hold_age_seconds") > 0.0 && value("lockkeeper_queue_wait_seconds_sum") > 0.0
     );
+    assert!(value("lockkeeper_prefix_oldest_hold_age_seconds{prefix=\"orders\"}") > 0.0);
     assert!(value("lockkeeper_disk_free_bytes") > 0.0 && value("lockkeeper_disk_used_bytes") > 0.0);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
     assert!((0.0..600.0).contains(&(now - value("process_start_time_seconds"))), "{text}");

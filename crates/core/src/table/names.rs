@@ -276,6 +276,14 @@ impl Names {
         })
     }
 
+    /// The first `segments` segments of the node's name; the node itself if it has no more.
+    pub(super) fn prefix(&self, id: NodeId, segments: usize) -> NodeId {
+        self.visits.add(1);
+        // One goes up from the node while another, which is so many segments ahead, reaches the first one.
+        let ahead = self.above(id).skip(segments.saturating_sub(1));
+        ahead.zip(self.above(id)).last().map_or(id, |(_, (prefix, _))| prefix)
+    }
+
     /// All nodes strictly below `top`, each once. The order differs between replicas, so only informational
     /// results may depend on it.
     pub(super) fn below(&self, top: NodeId) -> impl Iterator<Item = (NodeId, &NameNode)> {

@@ -48,7 +48,7 @@ impl Table {
     ) -> (impl Iterator<Item = Pending>, Option<u64>) {
         let from = usize::try_from(cursor).unwrap_or(usize::MAX);
         let (requests, next) = self.requests.part(from, places);
-        let pending = requests.filter_map(|request| match (request.stage, request.owner) {
+        let pending = requests.filter_map(|(_, request)| match (request.stage, request.owner) {
             (RequestStage::Waiting { at_most_ms: Some(at_most_ms) }, Some(owner)) => {
                 Some(Pending::Wait { session: owner.session, seq: owner.seq, at_most_ms })
             }

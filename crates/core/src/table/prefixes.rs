@@ -17,10 +17,12 @@ pub struct PrefixLoad {
 }
 
 impl Table {
-    /// The load of the names that begin with `prefix`, and of the name itself.
+    /// The load of one prefix of [`Table::loads`] with so many `segments`; zeros if no such name is in use.
     #[must_use]
-    pub fn load_of(&self, prefix: &LockName) -> PrefixLoad {
-        let (holds, waiters) = self.names.find(prefix.as_str()).map_or((0, 0), |node| self.load(node, true));
+    pub fn load_of(&self, prefix: &LockName, segments: usize) -> PrefixLoad {
+        let with_below = prefix.segments() >= segments;
+        let node = self.names.find(prefix.as_str());
+        let (holds, waiters) = node.map_or((0, 0), |node| self.load(node, with_below));
         PrefixLoad { prefix: prefix.clone(), holds, waiters }
     }
 

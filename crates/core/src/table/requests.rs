@@ -58,9 +58,9 @@ impl Requests {
         &self,
         from: usize,
         count: usize,
-    ) -> (impl Iterator<Item = &RequestEntry>, Option<usize>) {
+    ) -> (impl Iterator<Item = (usize, &RequestEntry)>, Option<usize>) {
         let end = from.saturating_add(count).min(self.slab.capacity());
-        let requests = (from..end).filter_map(|place| self.slab.get(place));
+        let requests = (from..end).filter_map(|place| Some((place, self.slab.get(place)?)));
         (requests, (end < self.slab.capacity()).then_some(end))
     }
 

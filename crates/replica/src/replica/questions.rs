@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use lockkeeper_core::{Command, HoldInfo, HoldState, LockName, Page, SessionId, Token, TokenStatus};
+use lockkeeper_core::{
+    Command, HoldInfo, HoldState, LockName, Page, PrefixLoad, SessionId, Token, TokenStatus,
+};
 use lockkeeper_wire::{mode_number, v1};
 use prost::Message;
 
@@ -19,10 +21,12 @@ const VISITS_PER_PAGE: usize = 1 << 14;
 const VISITS_PER_STEP: usize = 8;
 /// A list page ends once it has this many bytes.
 const PAGE_BYTES_MAX: usize = 1 << 18;
-/// Most prefixes whose load is returned at once, and most names and prefixes that are visited for others.
+/// Most prefixes whose load and oldest are returned at once, and most names and prefixes that are visited for
+/// others.
 const PREFIXES_MAX: usize = 128;
 const PREFIX_PLACES_MAX: usize = 512;
-/// Table slots in which one question looks for the oldest hold and waiter: some hundred microseconds.
+/// Table slots in which one question looks for the oldest hold and waiter, of all and of each prefix: about a
+/// millisecond.
 const OLDEST_PLACES: usize = 1 << 14;
 /// The page of each lock's holds and waiters that lists and watches show.
 pub(super) const LISTED: Page = Page { after: None, holds_max: 10, bytes_max: 1 << 13, waiters_max: 10 };
@@ -115,9 +119,17 @@ impl Replica {
     pub(super) fn load(&mut self, prefixes: &[LockName], segments: usize) -> Load {
         let status = self.status();
         let leads = status.role() == v1::Role::Leader;
-        let asked = prefixes.iter().take(PREFIXES_MAX).map(|prefix| self.table.load_of(prefix));
+        let asked = prefixes.iter().take(PREFIXES_MAX).map(|prefix| self.table.load_of(prefix, segments));
         let known: BTreeSet<&LockName> = prefixes.iter().take(PREFIXES_MAX).collect();
         let others = self.table.loads(segments, PREFIX_PLACES_MAX).into_iter();
+        let others = others.filter(|other| !known.contains(&other.prefix));
+        let loads: Vec<_> = asked.chain(others).take(PREFIXES_MAX).collect();
+        let names = loads.iter().map(|load| &load.prefix);
+        let oldest = self.oldest.search(&self.table, OLDEST_PLACES, segments, names);
+        let with_oldest = |load: PrefixLoad| {
+            let oldest = self.oldest.of(&load.prefix);
+            (load, oldest)
+        };
         let answering = status.members.iter().filter(|it| it.answers || it.node == self.config.node).count();
         Load {
             leads,
@@ -127,10 +139,10 @@ impl Replica {
             committed: status.committed,
             last_token: status.last_token,
             usage: self.table.usage_in_all(),
-            prefixes: asked.chain(others.filter(|other| !known.contains(&other.prefix))).collect(),
+            prefixes: loads.into_iter().map(with_oldest).collect(),
             members: status.members.len() as u64,
             answering: if leads { answering as u64 } else { 0 },
-            oldest: self.oldest.search(&self.table, OLDEST_PLACES),
+            oldest,
             activity: self.activity.clone(),
         }
     }

@@ -1,8 +1,9 @@
-//! Large numbers of due timers are processed over several turns (M2).
+//! Large numbers of due timers are processed over several turns (M2), and the load has a bounded number of
+//! prefixes.
 
 use std::time::Duration;
 
-use lockkeeper_core::limits;
+use lockkeeper_core::{LockName, Oldest, WallTime, limits};
 use lockkeeper_replica::{Answer, Question, TURN_VISITS_MAX};
 use lockkeeper_wire::v1::{self, server_item::What};
 
@@ -66,4 +67,26 @@ fn new_leader_reads_its_timers_over_several_turns() {
     assert_eq!(status(&mut node).sessions, 1, "a full ttl");
     node.pass(Duration::from_millis(400));
     assert_eq!(status(&mut node).sessions, 0);
+}
+
+#[test]
+fn load_has_so_many_prefixes_at_most_each_with_its_oldest() {
+    const PREFIXES_MAX: usize = 128;
+    let mut node = Node::new();
+    node.wall = WallTime(7_000);
+    let stream = node.stream(1);
+    let session = node.open(stream, 1, 60_000, 0);
+    for seq in 1..=3 * PREFIXES_MAX as u64 {
+        node.send(stream, vec![acquire(session, seq, &format!("p{seq}/x"), true)]);
+    }
+    let prefixes = ["p384", "gone"].map(|prefix| LockName::parse(prefix).unwrap());
+    let Answer::Load(load) = node.ask(Question::Load { prefixes: prefixes.to_vec(), segments: 1 }) else {
+        panic!("no load")
+    };
+    assert_eq!(load.prefixes.len(), PREFIXES_MAX);
+    assert_eq!([&load.prefixes[0].0.prefix, &load.prefixes[1].0.prefix], prefixes.each_ref());
+    for (prefix, oldest) in load.prefixes {
+        let hold = (prefix.prefix != prefixes[1]).then_some(node.wall);
+        assert_eq!((prefix.holds, oldest), (u64::from(hold.is_some()), Oldest { hold, waiter: None }));
+    }
 }

@@ -72,12 +72,12 @@ impl Metrics {
         let mut state = self.state.lock();
         observe::load(load, &state.activity);
         state.activity.clone_from(&load.activity);
-        for it in &load.prefixes {
+        for (it, oldest) in &load.prefixes {
             if state.prefixes.len() < PREFIXES_MAX {
                 state.prefixes.insert(it.prefix.clone());
             }
             if state.prefixes.contains(&it.prefix) {
-                observe::prefix(it.prefix.as_str(), it.holds, it.waiters);
+                observe::prefix(it, *oldest);
             }
         }
         if let (Some((clock, raw)), Some((clock_before, raw_before))) = (clocks(), state.clocks) {
