@@ -54,6 +54,15 @@ impl GrpcTls {
         Ok(files.map(|files| Self(std::sync::Arc::new(Rotated::new(files)))))
     }
 
+    /// Why no server accepts this client's certificate at present, as its file, read again, shows; `None` if
+    /// it is valid, or there is none.
+    #[must_use]
+    pub fn certificate_fault(&self) -> Option<String> {
+        let current = self.0.latest("files of TLS", |files| Ok::<_, std::convert::Infallible>(files.clone()));
+        let newest = current.read_again().unwrap_or(current);
+        newest.certificate()?.fault(std::time::SystemTime::now())
+    }
+
     /// Sets TLS for a new connection. The files are read again.
     fn apply(&self, endpoint: Endpoint) -> Result<Endpoint, tonic::transport::Error> {
         let files = TlsFiles::latest(&self.0, |files| endpoint.clone().tls_config(configuration(files)));
@@ -89,6 +98,12 @@ impl GrpcTls {
                 Err(crate::url::UrlError::NotCompiledIn { scheme: url.scheme.clone(), feature }.into())
             }
         }
+    }
+
+    /// As with TLS compiled in.
+    #[must_use]
+    pub fn certificate_fault(&self) -> Option<String> {
+        match self.0 {}
     }
 }
 

@@ -27,6 +27,8 @@ mod box_future;
 mod break_hold;
 mod call;
 mod capabilities;
+#[cfg(feature = "grpc-tls")]
+mod certificate;
 pub mod changes;
 mod cluster;
 mod conn;
@@ -55,6 +57,8 @@ pub use box_future::BoxFuture;
 pub use break_hold::{BreakOrder, Broken, EndSessionOrder, EndedSession};
 pub use call::{AcquireRequest, Answer, Call, CallError, CallId, Granted, HoldChange, Push};
 pub use capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
+#[cfg(feature = "grpc-tls")]
+pub use certificate::ClientCertificate;
 pub use cluster::{
     ClusterInfo, MembersChange, NodeDisk, NodeInfo, NodePart, NodeReport, NodeRole, ServiceStatus,
 };

@@ -97,6 +97,13 @@ impl TlsFiles {
         builder.with_client_auth_cert(certificates(certificate)?, key).map_err(|error| unusable(&error))
     }
 
+    /// This client's certificate; `None` if there is none, or it can't be read.
+    #[cfg(feature = "grpc-tls")]
+    pub(crate) fn certificate(&self) -> Option<crate::certificate::ClientCertificate> {
+        let ((file, _), (pem, _)) = (self.paths.identity.as_ref()?, self.identity.as_ref()?);
+        crate::certificate::ClientCertificate::of_pem(file, pem)
+    }
+
     fn read(paths: TlsPaths) -> Result<Self, BackendError> {
         let read = |path: &String| {
             std::fs::read_to_string(path).map_err(|error| {

@@ -87,11 +87,21 @@ impl Authority {
     /// If one of them is not valid.
     #[must_use]
     pub fn issue(&self, hosts: &[&str], uris: &[&str]) -> Issued {
+        self.issue_between(hosts, uris, [1975, 4096])
+    }
+
+    /// As [`Authority::issue`], with a certificate that is valid between the beginnings of these years.
+    ///
+    /// # Panics
+    /// If an argument is not valid.
+    #[must_use]
+    pub fn issue_between(&self, hosts: &[&str], uris: &[&str], years: [i32; 2]) -> Issued {
         let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
         let mut params = CertificateParams::new(hosts).expect("names of hosts");
         let uris = uris.iter().map(|uri| SanType::URI((*uri).try_into().expect("an ASCII string")));
         params.subject_alt_names.extend(uris);
         params.distinguished_name.push(DnType::CommonName, "lockkeeper-rig");
+        [params.not_before, params.not_after] = years.map(|year| rcgen::date_time_ymd(year, 1, 1));
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let key = KeyPair::generate().expect("the system has randomness");

@@ -219,7 +219,7 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
             warnings.push(format!("{address} fails to make the backups of its schedule: {why}"));
         }
         if let Some(ends) = status.certificate_ends {
-            warnings.extend(end_of_certificate(address, ends));
+            warnings.extend(end_of_certificate(&format!("the certificate of {address}"), ends));
         }
         if status.version != env!("CARGO_PKG_VERSION") {
             let ours = env!("CARGO_PKG_VERSION");
@@ -281,15 +281,14 @@ pub(super) fn are_well(nodes: &[NodeReport]) -> bool {
         })
 }
 
-/// A warning if the node's certificate has ended, or ends soon.
-fn end_of_certificate(address: &str, ends: SystemTime) -> Option<String> {
+/// A warning if the certificate has ended, or ends soon. `what` names it.
+pub(super) fn end_of_certificate(what: &str, ends: SystemTime) -> Option<String> {
     let Ok(left) = ends.duration_since(SystemTime::now()) else {
-        return Some(format!("the certificate of {address} has ended: renew it (`lockkeeper tls renew`)"));
+        return Some(format!("{what} has ended: renew it (`lockkeeper tls renew`)"));
     };
     let days = left.as_secs() / DAY_SECONDS;
     let left = if days < 2 { format!("{} h", left.as_secs() / 3600) } else { format!("{days} days") };
-    (days < WARN_DAYS)
-        .then(|| format!("the certificate of {address} ends in {left}: renew it (`lockkeeper tls renew`)"))
+    (days < WARN_DAYS).then(|| format!("{what} ends in {left}: renew it (`lockkeeper tls renew`)"))
 }
 
 fn silence(address: &str, why: &str, missing: &[(u64, &str)], heard: &BTreeSet<u64>) -> String {

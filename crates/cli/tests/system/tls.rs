@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use lockkeeper_cli::exit::{CANNOT_CREATE, CONFIG, OK, PERMISSION, UNAVAILABLE, UNHEALTHY, USAGE};
-use lockkeeper_rig::Port;
+use lockkeeper_rig::{Authority, Port};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -129,6 +129,36 @@ fn clients_that_do_not_fit_are_refused_in_words() {
     let elsewhere = with_files(&tls.replace("127.0.0.1", "127.0.0.2"), "tls", "tls/client");
     assert_eq!(test.listed_at(&elsewhere).code, i32::from(UNAVAILABLE));
     assert_eq!(test.ran("ls").code, i32::from(OK), "it still serves others");
+}
+
+/// No service is there: the file alone shows it, whatever a node's last words would be.
+#[test]
+fn certificate_of_a_client_out_of_its_time_is_refused_before_a_connection() {
+    let test = TestDir::new();
+    let authority = Authority::new();
+    let _ca = authority.write(&test.path(""), "ca");
+    for (years, words) in [
+        ([2020, 2021], ["`client.pem` ended at 2021-01-01T00:00:00Z", "lockkeeper tls renew"]),
+        ([2900, 2901], ["`client.pem` is valid only from 2900-01-01T00:00:00Z on", "this host's clock"]),
+    ] {
+        let _files = authority.issue_between(&["client"], &[], years).write(&test.path(""), "client");
+        let url = with_files("lockkeepers://127.0.0.1:1", ".", "client");
+        for command in ["ls", "doctor", "cluster status"] {
+            let ended = test.bare(command.split(' ').chain(["--locks", &url])).ended();
+            ended.is_one_line(PERMISSION, &words);
+        }
+    }
+}
+
+#[test]
+fn doctor_warns_of_the_end_of_the_clients_certificate() {
+    let (test, _node) = TestDir::new().certified(1).over_certified_node();
+    let ended = |file: &str| format!("warning: this client's certificate `{file}` ends in 4 days: renew it");
+    let doctor = test.ran("doctor");
+    assert!(doctor.code == i32::from(OK) && !doctor.out.contains("this client's certificate"), "{doctor:?}");
+    assert_eq!(test.ran("tls renew tls --days 5").code, i32::from(OK));
+    let doctor = test.ran("doctor");
+    assert!(doctor.code == i32::from(OK) && doctor.out.contains(&ended("tls/client.pem")), "{doctor:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod directory;
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use lockkeeper::backends::KnownBackend;
 use lockkeeper::url::Url;
@@ -31,6 +31,12 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let nodes = if can.backend == "lockkeeper" { nodes::ask(&locks).await? } else { Vec::new() };
     let mut warnings = nodes::warnings(&nodes);
     warnings.extend(url.parse::<Url>().iter().flat_map(Url::exposed_files));
+    let certificate = url.parse::<Url>().ok().and_then(|url| url.client_certificate());
+    let certificate_fault = certificate.as_ref().and_then(|it| it.fault(SystemTime::now()));
+    warnings.extend(certificate.as_ref().and_then(|it| {
+        let what = format!("this client's certificate `{}`", it.file());
+        certificate_fault.clone().or_else(|| nodes::end_of_certificate(&what, it.ends()))
+    }));
     nodes::check_majority(&nodes, args.json)?;
     let (spoiling, harmless): (Vec<Finding>, Vec<Finding>) = match locks.findings().await {
         Ok(findings) => findings.into_iter().partition(|finding| finding.spoils),
@@ -39,7 +45,8 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
             (Vec::new(), Vec::new())
         }
     };
-    let code = if spoiling.is_empty() && nodes::are_healthy(&nodes) { OK } else { UNHEALTHY };
+    let is_well = spoiling.is_empty() && certificate_fault.is_none() && nodes::are_healthy(&nodes);
+    let code = if is_well { OK } else { UNHEALTHY };
     warnings.extend(spoiling.into_iter().map(|finding| finding.says));
     let shown = settings::shown(&url);
     let info = KnownBackend::of(url.split_once(':').map_or(&*url, |(scheme, _)| scheme))

@@ -37,7 +37,8 @@ impl Credentials {
     /// The credentials in a URL.
     ///
     /// # Errors
-    /// A file or variable is missing or can't be used, or a parameter does not fit the scheme.
+    /// A file or variable is missing or can't be used, a parameter does not fit the scheme, or the
+    /// certificate has ended or is not valid yet.
     pub(super) fn of(url: &Url) -> Result<Self, ConnectError> {
         let tls = GrpcTls::of(url, TLS_SCHEME, "service-tls", WITHOUT_TLS)?;
         let file: Option<String> = url.parameter(TOKEN_FILE, "the path of a file")?;
@@ -58,7 +59,16 @@ impl Credentials {
                 return Err(url.bad_part(TOKEN_ENV, "of use beside `token-file`: give one of them").into());
             }
         };
-        Ok(Self { tls, token: token.map(Arc::new) })
+        let credentials = Self { tls, token: token.map(Arc::new) };
+        match credentials.fault() {
+            Some(fault) => Err(BackendError::new(BackendErrorKind::Denied, fault).into()),
+            None => Ok(credentials),
+        }
+    }
+
+    /// Why no node accepts this client's certificate at present; `None` if it is valid, or there is none.
+    pub(super) fn fault(&self) -> Option<String> {
+        self.tls.as_ref().and_then(GrpcTls::certificate_fault)
     }
 
     /// The token for the calls of a new connection. Its file is read again.

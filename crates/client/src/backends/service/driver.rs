@@ -262,6 +262,9 @@ pub(super) async fn connect(
 ) -> Result<GrpcClient, NodeFailure> {
     let failure = |why| NodeFailure { node: address.to_string(), why };
     let failed = |error: tonic::transport::Error| failure(Why::Silent(cause(&error)));
+    if let Some(fault) = credentials.fault() {
+        return Err(failure(Why::Denies(fault)));
+    }
     let endpoint = grpc::endpoint(address.as_str(), credentials.tls.as_ref())
         .map_err(failed)?
         .connect_timeout(limit)

@@ -24,13 +24,18 @@ const SPEAKS_TLS: &str = "it speaks TLS: write `lockkeepers://`";
 /// How the TLS library reports that the other side has ended the connection.
 const ALERT: &str = "received fatal alert";
 /// The alerts about this client's certificate, and the texts that replace them.
-const ALERTS: [(&str, &str); 5] = [
+const ALERTS: [(&str, &str); 4] = [
     ("UnknownCA", UNSIGNED),
     ("BadCertificate", UNSIGNED),
     ("DecryptError", UNSIGNED),
     ("CertificateUnknown", UNSIGNED),
-    ("CertificateExpired", "this client's certificate has ended (`lockkeeper tls show FILE`)"),
 ];
+/// The alert about a certificate that has ended or is not valid yet by the node's clock, though it is valid by
+/// this host's, and the text that replaces it.
+const ENDED: (&str, &str) = (
+    "CertificateExpired",
+    "by its clock, this client's certificate has ended or is not valid yet (`lockkeeper tls show FILE`)",
+);
 const UNSIGNED: &str = "its authority has not signed this client's certificate (`lockkeeper tls show FILE`)";
 /// The failure of a server that ends a TLS connection without a reason. Whether its alert is reported, or
 /// only that the connection has ended, depends on the order of threads.
@@ -70,6 +75,9 @@ pub(super) fn cause(error: &dyn Error) -> String {
 /// order of threads.
 pub(super) async fn explained(address: &Address, why: Why, has_tls: bool) -> Why {
     match &why {
+        Why::Silent(text) if has_tls && text.contains(ALERT) && text.contains(ENDED.0) => {
+            Why::Denies(ENDED.1.to_owned())
+        }
         Why::Silent(text) if has_tls && text.contains(ALERT) => {
             let known = ALERTS.iter().find(|(alert, _)| text.contains(alert));
             known.map_or(why.clone(), |(_, text)| Why::Silent((*text).to_owned()))

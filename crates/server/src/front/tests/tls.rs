@@ -33,6 +33,8 @@ struct Certificates {
     client: TlsConnector,
     /// A client without a certificate.
     stranger: TlsConnector,
+    /// Clients whose certificates have ended, and are not valid yet.
+    untimely: [TlsConnector; 2],
     /// Clients with the certificates of nodes 2 and 3 of the cluster.
     nodes: [TlsConnector; 2],
 }
@@ -44,6 +46,7 @@ fn certificates(folder: &Path) -> Certificates {
     let [certificate, key] = node.write(folder, "node");
     let files = TlsFiles { certificate, key, ca: authority.write(folder, "ca") };
     let client = authority.issue(&["billing"], &[]);
+    let untimely = [[2020, 2021], [2900, 2901]].map(|years| authority.issue_between(&["late"], &[], years));
     let others = [2, 3].map(|node| {
         let name = NodeName { cluster: "test".to_owned(), node: Some(node) };
         authority.issue(&["localhost"], &[&name.uri()])
@@ -70,6 +73,7 @@ fn certificates(folder: &Path) -> Certificates {
         node: NodeTls::load(&files).unwrap(),
         client: certified(client),
         stranger: connector(builder().with_no_client_auth()),
+        untimely: untimely.map(certified),
         nodes: others.map(certified),
     }
 }
@@ -260,6 +264,34 @@ async fn silent_connections_of_one_address_keep_no_other_address_out() {
             };
             client.says(id).await;
             certified.push(client);
+        }
+    })
+    .await;
+}
+
+/// The client may not learn the reason: it has sent its first call before the node has read its certificate.
+#[tokio::test]
+async fn refused_certificate_is_in_the_audit_trail_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    local(async {
+        let tls = certificates(folder.path());
+        let rig = Rig::start_with(Some(tls.node)).await;
+        for (client, reason) in tls.untimely.iter().zip(["ended at 2021-01-01T00", "only from 2900-01-01T00"])
+        {
+            let mut client = TlsClient::connect(&rig, client).await;
+            assert!(client.stream.read(&mut [0]).await.is_err());
+            let recorded = async {
+                loop {
+                    let records = rig.front.callers.audit.recent(None, 1, None).records;
+                    if let Some(record) = records.into_iter().find(|it| it.reason.contains(reason)) {
+                        return record;
+                    }
+                    tokio::task::yield_now().await;
+                }
+            };
+            let record = tokio::time::timeout(DEADLINE, recorded).await.expect("a record");
+            assert_eq!((&*record.what, &*record.result), ("unauthenticated", "refused"));
+            assert!(!record.address.is_empty(), "{record:?}");
         }
     })
     .await;

@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
@@ -199,9 +199,32 @@ async fn accept_tls(
         }
         Err(error) => {
             tracing::debug!(connection = connection.id, %error, "a client's TLS handshake failed: {error}");
+            if let Some(why) = refused_certificate(&error) {
+                connection.certificate_refused(&why);
+            }
             None
         }
     }
+}
+
+/// Why the certificate that the client has shown is not accepted; `None` if the handshake has failed for
+/// another reason, such as bytes that are no TLS.
+fn refused_certificate(error: &io::Error) -> Option<String> {
+    use rustls::CertificateError as Fault;
+    let rustls::Error::InvalidCertificate(fault) = error.get_ref()?.downcast_ref()? else { return None };
+    let seconds = |time: &rustls::pki_types::UnixTime| {
+        humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_secs(time.as_secs()))
+    };
+    Some(match fault {
+        Fault::ExpiredContext { not_after, .. } => {
+            format!("its client's certificate ended at {}", seconds(not_after))
+        }
+        Fault::NotValidYetContext { not_before, .. } => {
+            format!("its client's certificate is valid only from {} on", seconds(not_before))
+        }
+        Fault::UnknownIssuer => "no authority of this node has signed its client's certificate".to_owned(),
+        other => format!("its client's certificate is not accepted: {other}"),
+    })
 }
 
 /// Completes when the connection has ended, or this node closes it.

@@ -22,6 +22,7 @@ use super::accept::STREAM_WINDOW;
 use super::arriving::BodyProgress;
 use super::connection_places::{ConnectionPlace, Standing};
 use super::drain_barrier::DrainBarrier;
+use crate::access::Identity;
 use crate::front::callers::{Caller, Certified};
 
 /// Maximum number of bytes that have been read from the socket for a stream and not handed to its reader,
@@ -163,6 +164,12 @@ impl Connection {
             let (identity, address) = (identity.clone(), self.address.clone());
             let _ = self.admit(Some(&Caller { identity, token: None, address, is_checked: false }));
         }
+    }
+
+    /// Records that the client's certificate was not accepted, in the log and in the audit trail. Whether the
+    /// client learns the reason depends on the order of packets.
+    pub(super) fn certificate_refused(&self, why: &str) {
+        self.transport.callers.audit.refused("unauthenticated", &Identity::ANONYMOUS, &self.address, why);
     }
 
     /// Closes the connection, once its calls have ended, if its caller is no longer permitted. `refusal`
