@@ -12,7 +12,7 @@ use tonic::transport::Channel;
 use super::addresses::{Address, Addresses};
 use super::carrier::StreamEnding;
 use super::credentials::{Bearer, Credentials};
-use super::failures::{NodeFailure, Why, cause};
+use super::failures::{self, NodeFailure, Why};
 use super::shared::{Cut, ServiceShared, StreamRequests};
 use crate::observe;
 
@@ -261,7 +261,9 @@ pub(super) async fn connect(
     credentials: &Credentials,
 ) -> Result<GrpcClient, NodeFailure> {
     let failure = |why| NodeFailure { node: address.to_string(), why };
-    let failed = |error: tonic::transport::Error| failure(Why::Silent(cause(&error)));
+    let failed = |error: tonic::transport::Error| {
+        failure(Why::Silent(failures::not_connected(&error, credentials.tls.is_some())))
+    };
     if let Some(fault) = credentials.fault() {
         return Err(failure(Why::Denies(fault)));
     }

@@ -41,6 +41,11 @@ const UNSIGNED: &str = "its authority has not signed this client's certificate (
 /// only that the connection has ended, depends on the order of threads.
 const TURNED_AWAY: &str = "it ends the connection at once: perhaps its authority has not signed this client's certificate \
                            (`lockkeeper tls show FILE`), or it has too many connections";
+/// How the TLS library reports that the other side has ended the connection before the handshake was over.
+const HANDSHAKE_ENDED: &str = "tls handshake eof";
+/// The failure of a server that ends a connection within the TLS handshake, and so before it has seen this
+/// client's certificate. It can give no reason then.
+const CROWDED: &str = "it ends the connection within the TLS handshake: most likely it has too many connections of this                        network (see its log, and docs/security.md, \"Connections\")";
 /// How the TLS library reports that the other side does not speak TLS, and the text instead.
 const NO_TLS: (&str, &str) =
     ("received corrupt message", "it does not speak TLS; if it is a node without, write `lockkeeper://`");
@@ -68,6 +73,13 @@ pub(super) fn cause(error: &dyn Error) -> String {
         return FOREIGN.to_owned();
     }
     if text.contains(NO_TLS.0) { NO_TLS.1.to_owned() } else { text }
+}
+
+/// Why a connection could not be opened.
+pub(super) fn not_connected(error: &dyn Error, has_tls: bool) -> String {
+    let text = cause(error);
+    let is_ended = text == HANDSHAKE_ENDED || text.starts_with("Connection reset");
+    if has_tls && is_ended { CROWDED.to_owned() } else { text }
 }
 
 /// Replaces the text of the HTTP/2 library if it hides that the server at `address` speaks another protocol:
@@ -213,6 +225,17 @@ mod tests {
         assert!(summary(&[one, two]).starts_with("no node leads at the moment: a:1"));
         assert_eq!(summary(std::slice::from_ref(&dead)), dead.to_string());
         assert!(summary_with_remedy(&[dead]).contains("start one with `lockkeeper serve`"));
+    }
+
+    /// A node that closes a connection before TLS has begun can give no reason.
+    #[test]
+    fn connection_that_ends_in_the_handshake_is_told_with_the_likely_reason() {
+        let ended = std::io::Error::new(std::io::ErrorKind::UnexpectedEof, HANDSHAKE_ENDED);
+        let reset = std::io::Error::other("Connection reset by peer (os error 104)");
+        for error in [&ended, &reset] {
+            assert!(not_connected(error, true).contains("too many connections of this network"), "{error}");
+        }
+        assert_eq!(not_connected(&reset, false), reset.to_string());
     }
 
     /// Neither of them is mended by another `serve`.

@@ -12,6 +12,8 @@ use tokio::time::Instant;
 use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 
+use lockkeeper_places::network;
+
 use super::Transport;
 use super::connection::Connection;
 use super::socket::{Above, ClientIo, Socket, TlsSocket};
@@ -120,9 +122,15 @@ impl Acceptor {
         let interface = port.interface.clone();
         let is_http = interface.protocol() == ClientProtocol::Http;
         let (transport, ip) = (&self.transport, address.map(|address| address.ip()));
-        let place = match transport.places.accept(ip, is_http, transport.tls.is_some()) {
+        let accept = || transport.places.accept(ip, is_http, transport.tls.is_some());
+        let place = accept()
+            .or_else(|why| if transport.make_way(ip.map(network), None, &why) { accept() } else { Err(why) });
+        let place = match place {
             Ok(place) => place,
-            Err(why) => return transport.refuse_connection(address, &why),
+            Err(why) => {
+                let address = address.map(|address| address.to_string()).unwrap_or_default();
+                return transport.refuse_connection(&address, &why);
+            }
         };
         if place.is_waiting() {
             transport.close_idle();

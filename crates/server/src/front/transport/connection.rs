@@ -2,7 +2,7 @@
 //! its streams end), and its unsent bytes.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
@@ -134,7 +134,38 @@ impl Connection {
                 if is_operators { Standing::Operator } else { Standing::Client }
             }
         };
-        self.transport.places.admit(&mut place, caller, standing).map_err(Status::resource_exhausted)
+        let places = &self.transport.places;
+        let mut admitted = places.admit(&mut place, caller, standing);
+        if let Err(why) = &admitted
+            && place.is_waiting()
+        {
+            let network = place.network();
+            drop(place);
+            self.transport.make_way(network, Some(self.id), why);
+            place = self.place();
+            admitted = places.admit(&mut place, caller, standing);
+        }
+        drop(place);
+        admitted.map_err(Status::resource_exhausted)?;
+        self.transport.is_known(self.id);
+        Ok(())
+    }
+
+    /// Ends the connection at once, and frees its places, if its client has not shown who it is, and is of
+    /// this network. Returns whether it has.
+    pub(super) fn give_way(&self, is_wanted: impl Fn(Option<IpAddr>) -> bool) -> bool {
+        let mut place = self.place();
+        let gives_way = place.is_provisional() && is_wanted(place.network());
+        if gives_way {
+            *place = ConnectionPlace::default();
+            self.kill.cancel();
+        }
+        gives_way
+    }
+
+    /// The address at the other end, for people; empty if it is unknown.
+    pub(super) fn address(&self) -> &str {
+        &self.address
     }
 
     /// Identifies the caller of a call, and counts the connection towards the limits of its first caller.

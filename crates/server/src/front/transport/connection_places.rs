@@ -198,6 +198,10 @@ impl ConnectionPlace {
         self.caller.as_ref()
     }
 
+    pub(super) fn network(&self) -> Option<IpAddr> {
+        self.network
+    }
+
     /// Whether its network was at its limit when it was accepted.
     pub(super) fn is_waiting(&self) -> bool {
         self.waiting.is_some()

@@ -15,7 +15,7 @@ mod socket;
 mod unread;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,6 +55,8 @@ pub(super) struct Transport {
     /// The time at which idle connections were last closed to make room.
     room_made: Mutex<Option<Instant>>,
     connections: Mutex<BTreeMap<u64, Arc<Connection>>>,
+    /// The open connections whose clients must show who they are and have not; the oldest has the lowest id.
+    strangers: Mutex<BTreeMap<u64, Arc<Connection>>>,
     /// Counts the bytes that clients have not read yet.
     pub(super) unread: Unread,
 }
@@ -74,6 +76,7 @@ impl Transport {
             places: ConnectionPlaces::new(limits),
             room_made: Mutex::default(),
             connections: Mutex::default(),
+            strangers: Mutex::default(),
             unread: Unread::default(),
         })
     }
@@ -89,6 +92,9 @@ impl Transport {
         place: ConnectionPlace,
     ) -> Arc<Connection> {
         let connection = Arc::new(Connection::new(self.replica.next_id(), self.clone(), address, place));
+        if connection.is_provisional() {
+            self.strangers.lock().insert(connection.id, connection.clone());
+        }
         let barrier = self.replica.barrier();
         if barrier > 0 {
             connection.nudge(barrier);
@@ -99,11 +105,26 @@ impl Transport {
         connection
     }
 
-    /// Records that a new connection was refused.
-    fn refuse_connection(&self, address: Option<SocketAddr>, why: &str) {
+    /// Ends the oldest connection whose client has not shown who it is: one of the same network if there is
+    /// one, else of any. So those who connect and then say nothing keep out nobody who says it at once.
+    /// Returns whether there was one. `why`: why the other connection, `but` if it has a number already, has
+    /// no place.
+    fn make_way(&self, network: Option<IpAddr>, but: Option<u64>, why: &str) -> bool {
+        let strangers = self.strangers.lock();
+        let others = || strangers.values().filter(|it| Some(it.id) != but);
+        let of_network = others().find(|it| it.give_way(|of| of == network));
+        let gone = of_network.or_else(|| others().find(|it| it.give_way(|_| true))).cloned();
+        drop(strangers);
+        if let Some(gone) = &gone {
+            self.refuse_connection(gone.address(), &format!("{why}: it has given way to another one"));
+        }
+        gone.is_some()
+    }
+
+    /// Records that a connection was refused.
+    fn refuse_connection(&self, address: &str, why: &str) {
         observe::quota_refused("connections");
-        let address = address.map(|address| address.to_string()).unwrap_or_default();
-        self.callers.audit.refused("quota", &Identity::ANONYMOUS, &address, why);
+        self.callers.audit.refused("quota", &Identity::ANONYMOUS, address, why);
         self.close_idle();
     }
 
@@ -133,7 +154,13 @@ impl Transport {
         }
     }
 
+    /// To be called when the client of a connection has shown who it is.
+    fn is_known(&self, id: u64) {
+        self.strangers.lock().remove(&id);
+    }
+
     fn forget_connection(&self, id: u64) {
+        self.is_known(id);
         let mut connections = self.connections();
         connections.remove(&id);
         observe::connections(connections.len());
