@@ -112,6 +112,9 @@ pub struct ServiceStatus {
     pub audit_error: Option<String>,
     /// Why the node's last backup on a schedule failed; `None`: it did not, or another node makes them.
     pub backup_error: Option<String>,
+    /// Why changed files of the node (TLS, tokens, permissions) can't be used, so that the old ones stay in
+    /// force; `None`: all are used.
+    pub files_error: Option<String>,
 }
 
 /// Whether a node's disk has room for its log.

@@ -200,6 +200,7 @@ fn status(status: &ServiceStatus) -> NodeView {
         disk_full_in_seconds: status.disk_full_in.map(|left| left.as_secs()),
         audit_error: status.audit_error.clone(),
         backup_error: status.backup_error.clone(),
+        files_error: status.files_error.clone(),
     }
 }
 

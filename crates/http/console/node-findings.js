@@ -80,7 +80,7 @@ function ofMembers({ nodes, last }) {
  * @returns {Finding[]}
  */
 function ofNode(status) {
-  const { node, committed, applied, audit_error: auditError, backup_error: backupError, certificate_ends: ends } = status;
+  const { node, committed, applied, audit_error: auditError, backup_error: backupError, files_error: filesError, certificate_ends: ends } = status;
   /** @type {Finding[]} */
   const found = [];
   if (status.leader === undefined) found.push({ level: 'bad', text: `Node ${node} knows no leader: nothing can be acquired or renewed there.`, remedy: 'Look at its log.' });
@@ -88,6 +88,7 @@ function ofNode(status) {
   found.push(...ofDisk(status));
   if (auditError !== undefined) found.push({ level: 'bad', text: `Node ${node} can’t write its audit file:`, said: String(auditError), remedy: 'Free space, or mend the disk: until then what operators do there is in its log only.' });
   if (backupError !== undefined) found.push({ level: 'bad', text: `Node ${node} fails to make the backups of its schedule:`, said: String(backupError), remedy: 'Look at the folder of the backups.' });
+  if (filesError !== undefined) found.push({ level: 'bad', text: `Node ${node} can’t use files that have changed, and works with the old ones:`, said: String(filesError), remedy: 'Correct them: the node reads them again by itself.' });
   if (typeof ends === 'number') found.push(...ofCertificate(node, ends * 1_000 - Date.now()));
   else found.push(...ofAddress(status));
   return found;

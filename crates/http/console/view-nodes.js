@@ -152,6 +152,7 @@ function card(status, tag) {
     disk(status),
     status.audit_error === undefined ? null : fact('Audit file', 'can\'t be written', String(status.audit_error)),
     status.backup_error === undefined ? null : fact('Backups', 'fail', String(status.backup_error)),
+    status.files_error === undefined ? null : fact('Files', 'can\'t be used', String(status.files_error)),
     fact('Permissions', status.permissions === undefined ? 'no file' : short(status.permissions)),
     fact('Cluster', short(status.cluster)),
     fact('Data directory', short(status.incarnation)),

@@ -5,10 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::audit::{Audit, AuditRecord};
 use crate::error::FileError;
+use crate::observe;
 
 /// Limit on the size of a file, in bytes.
 pub(crate) const FILE_BYTES_MAX: usize = 1 << 20;
@@ -50,8 +52,17 @@ pub(crate) trait Reload: Send + Sync + 'static {
     fn after_check(&self) {}
 }
 
-/// Reloads changed files, at intervals and at once after `wake`. Runs until the future is dropped.
-pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>, audit: Arc<Audit>) {
+/// Why files that have changed are not used, for the status of this node; empty: all that there are, are.
+pub(crate) type FilesError = Arc<Mutex<String>>;
+
+/// Reloads changed files, at intervals and at once after `wake`. Runs until the future is dropped. `unusable`
+/// is kept up to date.
+pub(crate) async fn keep_current(
+    files: Vec<Arc<dyn Reload>>,
+    wake: Arc<Notify>,
+    audit: Arc<Audit>,
+    unusable: FilesError,
+) {
     let note = |detail, reason, result: &str| {
         let result = result.to_owned();
         audit.note(AuditRecord { what: "reload".into(), detail, reason, result, ..AuditRecord::default() });
@@ -81,14 +92,18 @@ pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>,
                     // Files that are just being replaced don't fit together: the same error is logged once,
                     // and at SIGHUP. Its numbers may be of the time, such as that since a certificate's end.
                     let text = error.to_string();
-                    let same = text.replace(|char: char| char.is_ascii_digit(), "");
-                    if is_asked || failed.as_ref() != Some(&same) {
+                    let without_numbers = |it: &str| it.replace(|char: char| char.is_ascii_digit(), "");
+                    let said = failed.as_deref().map(without_numbers);
+                    if is_asked || said != Some(without_numbers(&text)) {
                         tracing::error!(%error, "the new files are not used, the old ones stay in force: {error}");
                         note(names, text.clone(), "failed");
                     }
-                    *failed = Some(same);
+                    *failed = Some(text);
                 }
             }
         }
+        let texts: Vec<&str> = failed.iter().flatten().map(String::as_str).collect();
+        observe::files_unusable(texts.len());
+        *unusable.lock() = texts.join("; ");
     }
 }

@@ -54,6 +54,7 @@ const LAST_BACKUP: &str = "lockkeeper_last_backup_timestamp_seconds";
 const CLOCK_RATE: &str = "lockkeeper_clock_correction_ratio";
 const REFUSALS: &str = "lockkeeper_refusals_total";
 const AUDIT_FAILURES: &str = "lockkeeper_audit_failures_total";
+const FILES_UNUSABLE: &str = "lockkeeper_files_unusable";
 const DISK_USED: &str = "lockkeeper_disk_used_bytes";
 const DISK_FREE: &str = "lockkeeper_disk_free_bytes";
 const DISK_FULL_IN: &str = "lockkeeper_disk_full_in_seconds";
@@ -152,6 +153,10 @@ pub(crate) fn describe() {
         "Callers that were refused for lack of a permission or an identity, or at a quota"
     );
     describe_counter!(AUDIT_FAILURES, "Records that could not be written to the audit file");
+    describe_gauge!(
+        FILES_UNUSABLE,
+        "Kinds of files (TLS; tokens and permissions) that have changed and can't be used: the old ones stay in force"
+    );
     describe_gauge!(DISK_USED, "Size of the data directory; NaN: its disk does not answer");
     describe_gauge!(DISK_FREE, "Free space of the disk of the data directory; NaN: it does not answer");
     describe_gauge!(
@@ -169,6 +174,7 @@ pub(crate) fn describe() {
     gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     gauge!(PROCESS_STARTED).set(process::started().as_secs_f64());
     counter!(AUDIT_FAILURES).increment(0);
+    files_unusable(0);
     for what in ["denied", "unauthenticated", "quota"] {
         counter!(REFUSALS, "what" => what).increment(0);
     }
@@ -262,6 +268,11 @@ pub(crate) fn refused(what: &'static str) {
 /// Counts a record that could not be written to the audit file.
 pub(crate) fn audit_failed() {
     counter!(AUDIT_FAILURES).increment(1);
+}
+
+/// Sets how many kinds of files have changed and can't be used.
+pub(crate) fn files_unusable(kinds: usize) {
+    gauge!(FILES_UNUSABLE).set(kinds as f64);
 }
 
 /// Sets the metrics of the data directory's disk; `None`: it does not answer.

@@ -33,7 +33,7 @@ use crate::disk_space::DiskSpace;
 use crate::disk_worker::Chores;
 use crate::error::ServeError;
 use crate::file_limit::raise_file_limit;
-use crate::files::{Reload, keep_current};
+use crate::files::{FilesError, Reload, keep_current};
 use crate::front::{About, Front, HttpPort, answer_while_forming, pump};
 use crate::hex::hex;
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
@@ -131,7 +131,8 @@ fn run_node(mut options: ServerOptions, ready: OnReady<'_>) -> Result<(), ServeE
     if options.access != AccessFiles::default() {
         files.push(access.clone());
     }
-    tokio::spawn(keep_current(files, hangups()?, audit.clone()));
+    let files_error = FilesError::default();
+    tokio::spawn(keep_current(files, hangups()?, audit.clone(), files_error.clone()));
     // Listens before anything is written: a node whose port is in use must not bootstrap a cluster.
     let (listener, address) = listen(address)?;
     let http = listen_for_http(&options)?.map(|(listener, address)| {
@@ -187,6 +188,7 @@ fn run_node(mut options: ServerOptions, ready: OnReady<'_>) -> Result<(), ServeE
     let node = Started::start(disk.clone(), data, &options, &advertised, peers, tls.clone())?;
     let (limits, backups) = (options.connection_limits(connections_max), options.backups);
     let (inbox, about, traced) = (node.inbox.clone(), node.about.clone(), node.traced.clone());
+    let about = About { files_error, ..about };
     let front = Front::new(inbox, about, tls, access, audit, traced, limits);
     let result = runtime.block_on(serve(node, front, backups, (listener, address), http, signals, ready));
     drop(entered);
@@ -450,7 +452,7 @@ fn about(disk: Arc<DiskSpace>, founding: &Founding, members: &Members, advertise
     // This node's address may have changed since the bootstrap.
     clients.insert(founding.node, advertised.to_owned());
     let [cluster, incarnation] = [&founding.cluster, &founding.incarnation].map(|id| hex(id));
-    About { node: founding.node, disk, cluster, incarnation, clients }
+    About { node: founding.node, disk, cluster, incarnation, clients, files_error: FilesError::default() }
 }
 
 fn config(founding: &Founding, options: &ServerOptions) -> Config {

@@ -218,6 +218,12 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
         if let Some(why) = &status.backup_error {
             warnings.push(format!("{address} fails to make the backups of its schedule: {why}"));
         }
+        if let Some(why) = &status.files_error {
+            warnings.push(format!(
+                "{address} can't use files that have changed, and works with the old ones: {why}; correct them, and it reads \
+                 them again by itself"
+            ));
+        }
         if let Some(ends) = status.certificate_ends {
             warnings.extend(end_of_certificate(&format!("the certificate of {address}"), ends));
         }
@@ -271,13 +277,16 @@ fn disk(address: &str, status: &ServiceStatus) -> Option<String> {
     }
 }
 
-/// Whether each node that answers has room on its disk, and can write its audit file and its backups; and
+/// Whether each node that answers has room on its disk, can write its audit file and its backups, and use its files; and
 /// none has a certificate that is not accepted.
 pub(super) fn are_well(nodes: &[NodeReport]) -> bool {
     let is_refused = |it: &NodeReport| it.status.as_ref().is_err_and(|why| is_of_certificate(why));
     !nodes.iter().any(is_refused)
         && answers(nodes).all(|it| {
-            it.disk_state == Some(NodeDisk::Enough) && it.audit_error.is_none() && it.backup_error.is_none()
+            it.disk_state == Some(NodeDisk::Enough)
+                && it.audit_error.is_none()
+                && it.backup_error.is_none()
+                && it.files_error.is_none()
         })
 }
 

@@ -234,7 +234,16 @@ fn renewed_files_are_used_without_an_end_of_sessions_and_bad_ones_change_nothing
         node.log().contains("the new files are not used, the old ones stay in force")
     });
     assert_eq!(test.ran("ls").code, i32::from(OK), "the old ones are in use");
+    wait_until("the status says so", || test.ran("cluster status").code == i32::from(UNHEALTHY));
+    let doctor = test.ran("doctor --json");
+    assert_eq!(doctor.code, i32::from(UNHEALTHY), "{doctor:?}");
+    let doctor: Value = serde_json::from_str(&doctor.out).unwrap();
+    let error = doctor["nodes"][0]["files_error"].as_str().unwrap_or_default();
+    assert!(error.contains("node-1.pem"), "{doctor}");
+    assert!(doctor["warnings"].to_string().contains("can't use files that have changed"), "{doctor}");
     std::fs::write(&certificate, good).unwrap();
+    node.signal(Signal::SIGHUP);
+    wait_until("all is well", || test.ran("cluster status").code == i32::from(OK));
     assert_eq!(test.shown("a")["holds"][0]["token"], token, "its session has not ended");
     drop(holder);
 }

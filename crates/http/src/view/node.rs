@@ -69,6 +69,10 @@ pub struct NodeView {
     /// Why the last backup on its schedule failed; absent: it did not, or another node makes them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_error: Option<String>,
+    /// Why changed files (TLS, tokens, permissions) can't be used, so that the old ones stay in force; absent: all
+    /// are used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub files_error: Option<String>,
 }
 
 /// Whether a node's disk has room for its log.
@@ -196,6 +200,7 @@ impl From<v1::StatusResponse> for NodeView {
             disk_full_in_seconds: status.disk_full_in_seconds,
             audit_error: Some(status.audit_error).filter(|error| !error.is_empty()),
             backup_error: Some(status.backup_error).filter(|error| !error.is_empty()),
+            files_error: Some(status.files_error).filter(|error| !error.is_empty()),
         }
     }
 }

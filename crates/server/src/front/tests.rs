@@ -77,6 +77,7 @@ impl Rig {
             cluster: String::new(),
             incarnation: String::new(),
             clients: Default::default(),
+            files_error: Default::default(),
         };
         let access = Access::load(access).unwrap();
         let audit = Audit::open(audit).unwrap();

@@ -923,6 +923,10 @@ pub struct StatusResponse {
     /// Why the last backup on a schedule failed; empty: it did not, or another node makes them.
     #[prost(string, tag = "26")]
     pub backup_error: ::prost::alloc::string::String,
+    /// Why files of this node that have changed (TLS, tokens, permissions) can't be used, so that the old ones stay in force;
+    /// empty: all are used.
+    #[prost(string, tag = "27")]
+    pub files_error: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AuditRequest {

@@ -132,6 +132,7 @@ pub(super) fn status(status: v1::StatusResponse) -> ServiceStatus {
         disk_full_in: status.disk_full_in_seconds.map(Duration::from_secs),
         audit_error: Some(status.audit_error).filter(|error| !error.is_empty()),
         backup_error: Some(status.backup_error).filter(|error| !error.is_empty()),
+        files_error: Some(status.files_error).filter(|error| !error.is_empty()),
     }
 }
 

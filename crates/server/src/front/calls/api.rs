@@ -319,6 +319,7 @@ impl Lockkeeper for Api {
                 }
                 status.audit_error = self.0.callers.audit.error().unwrap_or_default();
                 status.backup_error.clone_from(&self.0.backup_error.lock());
+                status.files_error.clone_from(&self.0.about.files_error.lock());
                 Ok(Response::new(*status))
             }
             _ => Err(unexpected()),

@@ -32,6 +32,7 @@ use crate::access::Identity;
 use crate::audit::AuditRecord;
 use crate::disk::DataDirectory;
 use crate::disk_space::DiskSpace;
+use crate::files::FilesError;
 use crate::inbox::Source;
 use crate::peers::Directory;
 use crate::tls::NodeTls;
@@ -55,6 +56,7 @@ pub(crate) struct About {
     pub(crate) incarnation: String,
     /// The client address of each node, if it was known when this node started.
     pub(crate) clients: BTreeMap<u64, String>,
+    pub(crate) files_error: FilesError,
 }
 
 /// The calls in progress, and what they need.

@@ -159,6 +159,7 @@ impl Follower {
             cluster: String::new(),
             incarnation: "0f".to_owned(),
             clients,
+            files_error: Default::default(),
         };
         let access = crate::access::Access::load(&Default::default()).unwrap();
         let front = Front::new(
