@@ -86,9 +86,11 @@ fn lost_majority(nodes: &[NodeReport]) -> Option<Failure> {
     }
     let silent: Vec<String> = voters.difference(&answering).map(u64::to_string).collect();
     let (needed, all) = (voters.len() / 2 + 1, voters.len());
+    let some_hang = nodes.iter().any(|node| node.status.as_ref().is_err_and(|why| hangs(why)));
+    let remedy = if some_hang { "start, or see why it hangs:" } else { "start" };
     let text = format!(
         "no majority: {count} of the {all} nodes that vote answer, {needed} are needed; nothing can be acquired or kept alive; \
-         start node {}",
+         {remedy} node {}",
         silent.join(" and ")
     );
     Some(Failure::new(UNAVAILABLE, text))
@@ -310,6 +312,10 @@ fn silence(address: &str, why: &str, missing: &[(u64, &str)], heard: &BTreeSet<u
             "node {node} runs, since the leader hears it, but clients can't reach it at {address} ({why}), and the node \
              that was asked in its place can't either: correct its `--advertise`"
         ),
+        Some((node, _)) if hangs(why) => format!(
+            "node {node}, {address}, does not answer ({why}): look at its process and its host (`kill -CONT` if it was \
+             stopped by SIGSTOP), or start it anew"
+        ),
         Some((node, _)) => {
             format!("node {node}, {address}, does not answer ({why}): start it, or look at its log")
         }
@@ -319,6 +325,11 @@ fn silence(address: &str, why: &str, missing: &[(u64, &str)], heard: &BTreeSet<u
         ),
         None => format!("{address} does not answer ({why})"),
     }
+}
+
+/// Whether the process of a node that does not answer is there.
+fn hangs(why: &str) -> bool {
+    why.contains("though connections to it are accepted")
 }
 
 /// Whether a node can't be asked since its certificate is not accepted.

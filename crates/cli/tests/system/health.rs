@@ -84,6 +84,18 @@ fn log_has_the_version_a_follower_that_hangs_and_expired_sessions() {
     of(follower).signal(Signal::SIGSTOP);
     let hangs = format!("node {follower} is connected and does not answer");
     wait_until("the leader logs it", || of(leader).log().contains(&hangs));
+    // Its kernel accepts connections, so it is not to be started.
+    let status = test.bare(["cluster", "status", "--locks", &of(leader).url()]).ended();
+    assert_eq!(status.code, i32::from(exit::UNHEALTHY), "{status:?}");
+    let warning = status
+        .out
+        .lines()
+        .find(|line| line.contains(&format!("warning: node {follower}, ")))
+        .unwrap_or_default();
+    assert!(
+        warning.contains("its process hangs or is stopped") && !warning.contains("start it, or"),
+        "{status:?}"
+    );
     of(follower).signal(Signal::SIGCONT);
     wait_until("it answers", || of(leader).log().contains(&format!("node {follower} answers again")));
 

@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 use tonic::{Code, Status};
 
 use super::addresses::Address;
+use super::driver::CONNECT_LIMIT;
 
 /// Time limit for a node's answer to one call.
 pub(super) const NODE_LIMIT: Duration = Duration::from_secs(5);
@@ -49,6 +50,11 @@ const CROWDED: &str = "it ends the connection within the TLS handshake: most lik
 /// How the TLS library reports that the other side does not speak TLS, and the text instead.
 const NO_TLS: (&str, &str) =
     ("received corrupt message", "it does not speak TLS; if it is a node without, write `lockkeeper://`");
+
+const NO_ANSWER: &str = "no answer";
+/// Of a node whose process is there and does nothing. The command looks for these words.
+const HANGS: &str =
+    "though connections to it are accepted: its process hangs or is stopped, or its host is overloaded";
 
 /// How the HTTP/2 library reports a connection that ended before a call was sent on it, or while it was sent.
 const CLOSED: [&str; 2] = ["connection closed", "stream closed because of a broken pipe"];
@@ -102,6 +108,17 @@ pub(super) async fn explained(address: &Address, why: Why, has_tls: bool) -> Why
     }
 }
 
+/// Replaces the text of a node that has not answered in time, if the kernel of its host accepts connections
+/// for it: then its process is there. A host that can't be reached, or on which nobody listens, accepts none.
+pub(super) async fn explained_silence(address: &Address, why: Why) -> Why {
+    let is_late = matches!(&why, Why::Silent(text) if text.starts_with(NO_ANSWER));
+    if !is_late {
+        return why;
+    }
+    let connected = tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address.to_string())).await;
+    if matches!(connected, Ok(Ok(_))) { Why::Silent(format!("{why}, {HANGS}")) } else { why }
+}
+
 /// Detects a server with another protocol by the first bytes that it sends. `None`: HTTP/2, which begins with
 /// a SETTINGS frame, or no bytes.
 async fn protocol(address: &Address) -> Option<&'static str> {
@@ -135,7 +152,7 @@ pub(super) enum Why {
 
 impl Why {
     pub(super) fn no_answer(limit: Duration) -> Self {
-        Self::Silent(format!("no answer within {limit:?}"))
+        Self::Silent(format!("{NO_ANSWER} within {limit:?}"))
     }
 
     /// Why a call has failed.
@@ -202,7 +219,12 @@ pub(super) fn summary_with_remedy(failures: &[NodeFailure]) -> String {
         return text;
     }
     let are_unknown = failures.iter().all(|it| matches!(&it.why, Why::Silent(text) if text.contains(LOOKUP)));
-    let start = if are_unknown { "" } else { "start one with `lockkeeper serve`, or " };
+    let some_hang = failures.iter().any(|it| matches!(&it.why, Why::Silent(text) if text.contains(HANGS)));
+    let start = match (are_unknown, some_hang) {
+        (true, _) => "",
+        (false, true) => "look at its process there, or ",
+        (false, false) => "start one with `lockkeeper serve`, or ",
+    };
     format!("no lock service answers ({text}); {start}correct the address")
 }
 
@@ -245,6 +267,9 @@ mod tests {
         let dead = failure("c:3", Why::Silent("Connection refused".to_owned()));
         let said = summary_with_remedy(&[dead, forming]);
         assert_eq!(said, "the lock service does not serve: a:1: waiting for node 2; c:3: Connection refused");
+        let hangs = failure("a:1", Why::Silent(format!("{NO_ANSWER} within 2s, {HANGS}")));
+        let said = summary_with_remedy(&[hangs]);
+        assert!(said.contains("look at its process") && !said.contains("serve`"), "{said}");
         let unknown =
             failure("typo:1", Why::Silent(format!("{LOOKUP} information: Name or service not known")));
         let said = summary_with_remedy(&[unknown]);

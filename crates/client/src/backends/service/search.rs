@@ -112,13 +112,18 @@ pub(super) async fn reach(
     address: &Address,
     credentials: &Credentials,
 ) -> Result<AnsweringNode, NodeFailure> {
-    let client = connect(address, CONNECT_LIMIT, credentials).await?;
+    let client = match connect(address, CONNECT_LIMIT, credentials).await {
+        Ok(client) => client,
+        Err(NodeFailure { node, why }) => {
+            return Err(NodeFailure { node, why: failures::explained_silence(address, why).await });
+        }
+    };
     let mut asked = client.clone();
     let answer = asked.status(StatusRequest { node: 0 });
     let why = match tokio::time::timeout(NODE_LIMIT, answer).await {
         Ok(Ok(answer)) => return Ok(AnsweringNode { client, status: answer.into_inner() }),
         Ok(Err(status)) => failures::explained(address, Why::of(&status), credentials.tls.is_some()).await,
-        Err(_) => Why::no_answer(NODE_LIMIT),
+        Err(_) => failures::explained_silence(address, Why::no_answer(NODE_LIMIT)).await,
     };
     Err(NodeFailure { node: address.to_string(), why })
 }
