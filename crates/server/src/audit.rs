@@ -10,11 +10,10 @@ use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use lockkeeper_core::LockName;
 use lockkeeper_wire::v1;
@@ -25,19 +24,12 @@ use tokio::sync::{mpsc, oneshot};
 use crate::access::Identity;
 use crate::error::FileError;
 use crate::observe;
+use crate::refusals::{self, Refusals};
 
 /// The size in bytes at which a file is renamed to `FILE.1`, and a new one begins.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 /// How many renamed files are kept, as `FILE.1` to `FILE.4`.
 const KEPT: u32 = 4;
-/// Most refusals of one kind and one caller that are recorded in [`PERIOD`]: one who is refused all the time
-/// does not hide the others.
-const OF_CALLER_MAX: u32 = 10;
-/// Most of all callers. Half of them are for the first one of each caller. The files have room for refusals of
-/// all kinds, with names of the largest size, for a day at least, so refusals can't push other records out of
-/// them unnoticed.
-const REFUSALS_MAX: u32 = 40;
-const PERIOD: Duration = Duration::from_secs(60);
 /// Most records that wait for the disk; further refusals are left out and counted.
 const QUEUE_MAX: usize = 256;
 /// How many of the newest records are kept in memory, to be shown; half of them at most are refusals, which
@@ -131,49 +123,6 @@ pub(crate) struct AuditFile {
     bytes: u64,
 }
 
-/// The refusals of one kind.
-struct Refusals {
-    since: Instant,
-    /// Those that were recorded.
-    recorded: u32,
-    /// How many of them each caller has: [`REFUSALS_MAX`] callers at most.
-    by_caller: HashMap<String, u32>,
-    /// Those of any caller that were not, since the last one that was.
-    left_out: u64,
-}
-
-impl Refusals {
-    fn new() -> Self {
-        Self { since: Instant::now(), recorded: 0, by_caller: HashMap::new(), left_out: 0 }
-    }
-
-    /// Whether one more is recorded, of this caller.
-    fn is_recorded(&mut self, caller: &str) -> bool {
-        if self.since.elapsed() >= PERIOD {
-            *self = Self { left_out: self.left_out, ..Self::new() };
-        }
-        let of_caller = self.by_caller.get(caller).copied().unwrap_or(0);
-        let most = if of_caller == 0 { REFUSALS_MAX } else { REFUSALS_MAX / 2 };
-        let is_recorded = of_caller < OF_CALLER_MAX && self.recorded < most;
-        if is_recorded {
-            self.recorded += 1;
-            self.by_caller.insert(caller.to_owned(), of_caller + 1);
-        } else {
-            self.left_out += 1;
-        }
-        is_recorded
-    }
-}
-
-/// Whom refusals are counted for: an identity, or the network of a caller without one.
-fn caller(identity: &Identity, address: &str) -> String {
-    let network = address.parse().map(|address: SocketAddr| lockkeeper_places::network(address.ip()));
-    match network {
-        Ok(network) if *identity == Identity::ANONYMOUS => network.to_string(),
-        _ => identity.to_string(),
-    }
-}
-
 impl Audit {
     /// Opens the file to append to it; created if it does not exist, for its owner only.
     ///
@@ -256,15 +205,15 @@ impl Audit {
         self.enqueue(PendingRecord { line, sync: true, written: None });
     }
 
-    /// Records that a caller was refused, unless too many were within [`PERIOD`].
+    /// Records that a caller was refused, unless too many were, by [`Refusals`].
     pub(crate) fn refused(&self, what: &'static str, identity: &Identity, address: &str, why: &str) {
         observe::refused(what);
-        let mut refusals = self.refusals.lock();
-        let refusals = refusals.entry(what).or_insert_with(Refusals::new);
-        if !refusals.is_recorded(&caller(identity, address)) {
+        let (mut kinds, now) = (self.refusals.lock(), Instant::now());
+        let refusals = kinds.entry(what).or_insert_with(|| Refusals::new(now));
+        if !refusals.is_recorded(&refusals::caller(identity, address), now) {
             return;
         }
-        let left_out = refusals.left_out;
+        let left_out = std::mem::take(&mut refusals.left_out);
         let detail =
             if left_out > 0 { format!("and {left_out} of any callers before it") } else { String::new() };
         tracing::warn!(?address, left_out, "refused: {why:?}");
@@ -277,7 +226,6 @@ impl Audit {
             result: "refused".to_owned(),
             ..AuditRecord::default()
         };
-        refusals.left_out = 0;
         let line = self.line(record);
         if !self.enqueue(PendingRecord { line, sync: false, written: None }) {
             refusals.left_out = left_out + 1;
@@ -463,52 +411,19 @@ mod tests {
 
     #[tokio::test]
     async fn refusals_are_limited_by_kind_and_those_left_out_are_counted() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("audit");
-        let audit = Audit::open(Some(&path)).unwrap();
-        let refuse = |what| audit.refused(what, &Identity::ANONYMOUS, "", "no");
-        (0..OF_CALLER_MAX + 500).for_each(|_| refuse("denied"));
-        refuse("unauthenticated");
-        audit.refusals.lock().get_mut("denied").unwrap().since -= PERIOD;
-        refuse("denied");
-        // This record is written after the refusals, so they are in the file then.
-        audit.done(AuditRecord::default()).await.unwrap();
-        let lines = lines(&path);
-        assert_eq!(lines.len(), OF_CALLER_MAX as usize + 3);
-        let [.., other, last, _] = &lines[..] else { panic!("{lines:?}") };
-        assert_eq!(
-            (&other["what"], &last["detail"]),
-            (&"unauthenticated".into(), &"and 500 of any callers before it".into())
-        );
-    }
-
-    #[test]
-    fn caller_that_is_refused_all_the_time_does_not_hide_others_and_all_have_a_bound() {
         let audit = Audit::open(None).unwrap();
-        let refuse = |who: &str, address: &str| {
-            let identity = if who.is_empty() { Identity::ANONYMOUS } else { Identity::new(who).unwrap() };
-            audit.refused("quota", &identity, address, "no");
-        };
-        let recorded = |who: &str| {
-            let records = audit.recent(None, RECENT_MAX, None).records;
-            records
-                .iter()
-                .filter(|it| it.identity == who || (who.contains('.') && it.address.starts_with(who)))
-                .count()
-        };
-        for _ in 0..500 {
-            refuse("noisy", "192.0.2.1:7");
-            refuse("", "192.0.2.2:7");
-        }
-        refuse("quiet", "192.0.2.1:8");
-        refuse("", "192.0.2.3:7");
-        let of = OF_CALLER_MAX as usize;
-        assert_eq!([recorded("noisy"), recorded("192.0.2.2:")], [of, of]);
-        assert_eq!([recorded("quiet"), recorded("192.0.2.3:")], [1, 1], "the first of each");
-        (0..100).for_each(|number| refuse(&format!("crowd-{number}"), "192.0.2.4:7"));
-        assert_eq!(audit.recent(None, RECENT_MAX, None).records.len(), REFUSALS_MAX as usize);
-        let callers = audit.refusals.lock()["quota"].by_caller.len();
-        assert!(callers <= REFUSALS_MAX as usize, "{callers} callers are remembered");
+        let refuse = |what| audit.refused(what, &Identity::ANONYMOUS, "", "no");
+        (0..refusals::OF_CALLER_MAX + 500).for_each(|_| refuse("denied"));
+        refuse("unauthenticated");
+        // As if it had begun a period ago.
+        audit.refusals.lock().get_mut("denied").unwrap().since -= refusals::PERIOD;
+        refuse("denied");
+        let records = audit.recent(None, RECENT_MAX, None).records;
+        assert_eq!(records.len(), refusals::OF_CALLER_MAX as usize + 2);
+        assert_eq!(
+            (&*records[1].what, &*records[0].detail),
+            ("unauthenticated", "and 500 of any callers before it")
+        );
     }
 
     fn numbered_record(number: u64) -> AuditRecord {

@@ -29,7 +29,8 @@
 //! - `front/http/mod.rs`: HTTP, for the interface of the package `lockkeeper-http`
 //! - `peers/mod.rs`: connections between nodes, and their threads
 //! - `tls/mod.rs`, `files.rs`: TLS on both ports; the reload of certificates, tokens and permissions
-//! - `traces.rs`, `observe.rs`, `audit.rs`: stages of an acquire, metrics, the audit trail
+//! - `traces.rs`, `observe.rs`: stages of an acquire, metrics
+//! - `audit.rs`, `refusals.rs`: the audit trail, and which refusals are in it
 //! - `disk.rs`, `disk_worker.rs`, `disk_space.rs`: the real disk
 //! - `process.rs`: this process's use of the machine, for metrics
 //!
@@ -74,6 +75,7 @@ mod observe;
 mod options;
 mod peers;
 mod process;
+mod refusals;
 mod reports;
 mod run;
 mod scheduled_backups;

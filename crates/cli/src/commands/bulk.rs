@@ -62,7 +62,12 @@ pub(super) async fn end_sessions(args: SessionsEnd) -> Result<u8, Failure> {
     let mut sessions = locks.sessions().await?;
     sessions.retain(|session| is_selected(session, &args));
     if args.dry_run {
-        return list_sessions(&sessions, args.json);
+        list_sessions(&sessions, args.json)?;
+        if !args.json {
+            let requests: u64 = sessions.iter().map(|session| session.requests).sum();
+            output::say(format_args!("{} session(s) with {requests} request(s) would end", sessions.len()));
+        }
+        return Ok(OK);
     }
     if sessions.is_empty() {
         return nothing(args.json, "no live session is selected");
@@ -197,7 +202,11 @@ pub(super) async fn break_holds(args: Break) -> Result<u8, Failure> {
     let locks = settings::connect(&url, "break").await?;
     let (holds, has_more) = select(&locks, prefix.as_ref(), args.holder.as_deref(), args.now).await?;
     if args.dry_run {
-        return list_holds(&holds, args.json);
+        list_holds(&holds, args.json)?;
+        if !args.json {
+            output::say(format_args!("{} hold(s) would be broken", holds.len()));
+        }
+        return Ok(OK);
     }
     if holds.is_empty() {
         return nothing(args.json, "no hold is selected");

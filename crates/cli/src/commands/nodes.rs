@@ -279,8 +279,8 @@ fn disk(address: &str, status: &ServiceStatus) -> Option<String> {
     }
 }
 
-/// Whether each node that answers has room on its disk, can write its audit file and its backups, and use its files; and
-/// none has a certificate that is not accepted.
+/// Whether each node that answers has room on its disk, can write its audit file and its backups, and use
+/// its files; and none has a certificate that is not accepted.
 pub(super) fn are_well(nodes: &[NodeReport]) -> bool {
     let is_refused = |it: &NodeReport| it.status.as_ref().is_err_and(|why| is_of_certificate(why));
     !nodes.iter().any(is_refused)

@@ -29,6 +29,8 @@ fn client_with_250_locks_and_a_long_ttl_is_ended_by_one_command() {
     let listed = test.json("sessions end --label web1 --dry-run --json");
     assert_eq!(listed.as_array().unwrap().len(), 1, "{listed}");
     assert_eq!((&listed[0]["requests"], &listed[0]["attached"]), (&json!(LOCKS), &json!(true)));
+    let dry = test.ran("sessions end --label web1 --dry-run");
+    assert!(dry.err.contains(&format!("1 session(s) with {LOCKS} request(s) would end")), "{dry:?}");
     let unconfirmed = test.ran("sessions end --label web1 --reason dead");
     assert_eq!(unconfirmed.code, i32::from(USAGE));
     assert!(unconfirmed.err.contains("add --yes"), "{unconfirmed:?}");
@@ -83,6 +85,8 @@ fn holds_are_broken_by_prefix_and_by_holder() {
         .collect();
     let kept = other.mutex("jobs/e").acquire().unwrap();
 
+    let dry = test.ran("break --prefix jobs --dry-run");
+    assert!(dry.err.contains("hold(s) would be broken"), "{dry:?}");
     let listed = test.json("break --prefix jobs --dry-run --json");
     let names: Vec<&str> =
         listed.as_array().unwrap().iter().map(|hold| hold["name"].as_str().unwrap()).collect();

@@ -69,8 +69,8 @@ pub struct NodeView {
     /// Why the last backup on its schedule failed; absent: it did not, or another node makes them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_error: Option<String>,
-    /// Why changed files (TLS, tokens, permissions) can't be used, so that the old ones stay in force; absent: all
-    /// are used.
+    /// Why changed files (TLS, tokens, permissions) can't be used, so that the old ones stay in force;
+    /// absent: all are used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub files_error: Option<String>,
 }

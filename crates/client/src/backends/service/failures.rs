@@ -31,8 +31,8 @@ const ALERTS: [(&str, &str); 4] = [
     ("DecryptError", UNSIGNED),
     ("CertificateUnknown", UNSIGNED),
 ];
-/// The alert about a certificate that has ended or is not valid yet by the node's clock, though it is valid by
-/// this host's, and the text that replaces it.
+/// The alert about a certificate that has ended or is not valid yet by the node's clock, though it is valid
+/// by this host's, and the text that replaces it.
 const ENDED: (&str, &str) = (
     "CertificateExpired",
     "by its clock, this client's certificate has ended or is not valid yet (`lockkeeper tls show FILE`)",
