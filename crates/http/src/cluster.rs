@@ -93,6 +93,10 @@ pub(crate) struct Transfer {
     /// The node's id; absent: the voter with the most complete log.
     #[serde(default)]
     node: u64,
+    /// For the audit trail.
+    #[serde(default)]
+    #[schema(max_length = 256)]
+    reason: String,
 }
 
 /// The leadership was transferred.
@@ -109,7 +113,8 @@ pub(crate) async fn transfer<O: Origin>(
     Client(mut calls): Client<O>,
     JsonBody(asked): JsonBody<Transfer>,
 ) -> Result<Json<Transferred>, Problem> {
-    let transferred = calls.transfer(v1::TransferRequest { node: asked.node }).await?.into_inner();
+    let asked = v1::TransferRequest { node: asked.node, reason: asked.reason };
+    let transferred = calls.transfer(asked).await?.into_inner();
     Ok(Json(Transferred { leader: transferred.leader }))
 }
 

@@ -410,7 +410,7 @@ async fn calls_go_through_followers_and_survive_a_change_of_leader() {
         polls.push(tokio::spawn(async move { waiter.acquire(1, "a", 20_000).await }));
     }
     until_waiting(&nodes[&1], "a", 1).await;
-    nodes[&3].calls().await.transfer(v1::TransferRequest { node: 0 }).await.unwrap();
+    nodes[&3].calls().await.transfer(v1::TransferRequest::default()).await.unwrap();
     assert_eq!(callers[2].finish(2, 1).await, v1::End::Released);
     let mut granted = Vec::new();
     for poll in polls {

@@ -1055,11 +1055,14 @@ pub struct NewNode {
 /// The change is in force: an added node is a learner from here on, the removal of a node has begun.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ChangeMembersResponse {}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TransferRequest {
     /// The new leader; 0: the voter with the most complete log.
     #[prost(uint64, tag = "1")]
     pub node: u64,
+    /// For the audit trail: at most 256 bytes.
+    #[prost(string, tag = "2")]
+    pub reason: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TransferResponse {

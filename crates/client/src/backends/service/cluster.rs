@@ -52,9 +52,12 @@ pub(super) fn change(asker: &Asker, change: MembersChange) -> BoxFuture<'static,
 }
 
 pub(super) fn transfer(asker: &Asker, to: Option<u64>) -> BoxFuture<'static, Result<u64, BackendError>> {
-    let asked = v1::TransferRequest { node: to.unwrap_or(0) };
+    let asked = v1::TransferRequest { node: to.unwrap_or(0), reason: String::new() };
     // Without a target, each repeat would transfer the leadership once more.
     let asking = if to.is_some() { Repeat::Again } else { Repeat::Once };
-    let answer = asker.ask(asking, move |mut client: GrpcClient| async move { client.transfer(asked).await });
+    let answer = asker.ask(asking, move |mut client: GrpcClient| {
+        let asked = asked.clone();
+        async move { client.transfer(asked).await }
+    });
     Box::pin(async move { answer.await.map(|answer| answer.leader) })
 }

@@ -279,7 +279,14 @@ impl Lockkeeper for Api {
         let (metadata, extensions, asked) = request.into_parts();
         let from = caller(&extensions)?;
         let to = Some(asked.node).filter(|node| *node > 0);
-        let record = by_caller("transfer", from);
+        if asked.reason.len() > limits::LABEL_BYTES_MAX {
+            return Err(Status::invalid_argument(format!(
+                "the reason has {} bytes, at most {} are allowed",
+                asked.reason.len(),
+                limits::LABEL_BYTES_MAX
+            )));
+        }
+        let record = AuditRecord { reason: asked.reason, ..by_caller("transfer", from) };
         let complete = |answer: &Answer, record: &mut AuditRecord| {
             if let Answer::Transferred { leader } = answer {
                 record.detail = format!("to node {leader}");

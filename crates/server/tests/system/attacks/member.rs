@@ -167,7 +167,7 @@ async fn cluster(culprit: &Arc<AtomicU64>, sent: &AttackCount) -> (BTreeMap<u64,
     let nodes = start_cluster(ports, &addresses).await;
     // So that the first term is over.
     let first = leader_of(&nodes, 3).await;
-    let transferred = nodes[&first].calls().await.transfer(v1::TransferRequest { node: 0 }).await.unwrap();
+    let transferred = nodes[&first].calls().await.transfer(v1::TransferRequest::default()).await.unwrap();
     assert_ne!(transferred.into_inner().leader, first);
     let leader = leader_of(&nodes, 3).await;
     (nodes, leader)

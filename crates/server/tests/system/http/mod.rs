@@ -272,7 +272,7 @@ async fn every_node_answers() {
         polls.push(tokio::spawn(async move { waiter.acquire(1, "a", json!({ "wait": true })).await }));
     }
     until_waiting(&mut holder, "a", 1).await;
-    nodes[&3].calls().await.transfer(v1::TransferRequest { node: 0 }).await.unwrap();
+    nodes[&3].calls().await.transfer(v1::TransferRequest::default()).await.unwrap();
     assert_eq!(holder.release(1).await, "released");
     let mut tokens = Vec::new();
     for poll in polls {

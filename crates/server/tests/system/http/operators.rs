@@ -165,12 +165,17 @@ async fn limits_lists_and_nodes_are_there() {
     assert_eq!(status["sessions"], 1, "{status}");
     let (_, members) = client.get("/v1/members").await;
     assert_eq!((&members["nodes"][0]["part"], &members["leader"]), (&json!("voter"), &json!(1)), "{members}");
-    let (status, problem) = client.post("/v1/transfer", json!({})).await;
+    let (status, problem) = client.post("/v1/transfer", json!({ "reason": "drill" })).await;
     assert_eq!(
         (status, &problem["code"]),
         (409, &json!("failed-precondition")),
         "there is no other node: {problem}"
     );
+    let (_, trail) = client.get("/v1/audit").await;
+    let last = &trail["records"][0];
+    assert_eq!((&last["what"], &last["reason"]), (&json!("transfer"), &json!("drill")), "{trail}");
+    let (status, problem) = client.post("/v1/transfer", json!({ "reason": "x".repeat(257) })).await;
+    assert!(status == 400 && problem["detail"].as_str().unwrap().contains("257 bytes"), "{problem}");
     let (status, problem) = client.post("/v1/members", json!({ "node": 2, "peer_address": "nowhere" })).await;
     assert_eq!(status, 400, "{problem}");
 

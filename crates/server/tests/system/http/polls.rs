@@ -83,7 +83,7 @@ async fn waiting_keep_alives_go_on_at_the_next_leader() {
         polls.push(poll(server, &waiter, body.clone()).await);
     }
     until_waiting(&mut holder, "a", 1).await;
-    nodes[&3].calls().await.transfer(v1::TransferRequest { node: 0 }).await.unwrap();
+    nodes[&3].calls().await.transfer(v1::TransferRequest::default()).await.unwrap();
     assert_eq!(holder.release(1).await, "released");
     let mut answers = Vec::new();
     for poll in polls {
