@@ -46,7 +46,8 @@ const TURNED_AWAY: &str = "it ends the connection at once: perhaps its authority
 const HANDSHAKE_ENDED: &str = "tls handshake eof";
 /// The failure of a server that ends a connection within the TLS handshake, and so before it has seen this
 /// client's certificate. It can give no reason then.
-const CROWDED: &str = "it ends the connection within the TLS handshake: most likely it has too many connections of this                        network (see its log, and docs/security.md, \"Connections\")";
+const CROWDED: &str = "it ends the connection within the TLS handshake: most likely it has too many connections of this \
+     network (see its log, and docs/security.md, \"Connections\")";
 /// How the TLS library reports that the other side does not speak TLS, and the text instead.
 const NO_TLS: (&str, &str) =
     ("received corrupt message", "it does not speak TLS; if it is a node without, write `lockkeeper://`");
