@@ -52,7 +52,7 @@ pub(crate) trait Reload: Send + Sync + 'static {
     fn after_check(&self) {}
 }
 
-/// Why files that have changed are not used, for the status of this node; empty: all that there are, are.
+/// Why changed files are not used, for the status of this node; empty if all files are used.
 pub(crate) type FilesError = Arc<Mutex<String>>;
 
 /// Reloads changed files, at intervals and at once after `wake`. Runs until the future is dropped. `unusable`

@@ -120,8 +120,8 @@ pub struct ClusterKeep {
     /// The addresses, for other nodes, at which a node may run: an empty one there is added
     #[arg(long, value_name = "HOST:PORT,...", value_delimiter = ',', value_parser = peer_address, required = true)]
     pub nodes: Vec<String>,
-    /// Remove a node that the leader has not heard for so long, while more than three vote; by default, none
-    /// is removed
+    /// Remove a node after this long without an answer to the leader, unless three or fewer vote; by default
+    /// no node is removed
     #[arg(long, value_name = "DURATION", value_parser = remove_after)]
     pub remove_after: Option<Duration>,
     /// Wait at most this long for each step

@@ -126,7 +126,7 @@ fn pods_of_kubernetes_lose_a_volume_and_grow_in_number() {
     again.is_one_line(exit::USAGE, &["node 2 was removed already", "`lockkeeper cluster add 6=HOST:PORT`"]);
 }
 
-/// The number of pods changes and a volume is lost, and nobody does anything.
+/// Pods are added and removed, and one loses its volume, without an operator's command.
 #[test]
 fn members_follow_the_pods_of_kubernetes() {
     let pods = Pods::new(5);

@@ -32,7 +32,7 @@ pub(super) async fn keep(args: ClusterKeep) -> Result<u8, Failure> {
             match keeper.look(&mut locks).await {
                 Ok(()) => said.clear(),
                 Err(failure) => {
-                    // The next look connects anew: nodes may have moved.
+                    // Nodes may have new addresses, so the next look connects again.
                     locks = None;
                     if failure.message != said {
                         output::say(&failure.message);
@@ -53,7 +53,7 @@ struct Keeper {
     args: ClusterKeep,
     /// Since when no look has found the node to answer the leader.
     silent: BTreeMap<u64, Instant>,
-    /// The addresses whose nodes could not be added; each is said once.
+    /// The addresses for which a failed addition was reported: it is reported once for each.
     said: BTreeSet<String>,
 }
 
@@ -75,13 +75,13 @@ impl Keeper {
             return Ok(());
         }
         if let Some(lost) = info.nodes.iter().find(|it| it.data_lost && !it.answers) {
-            return self.replace(&info, lost).await;
+            return self.replace(locks, &info, lost).await;
         }
         if self.add(locks, &info).await? {
             return Ok(());
         }
         match self.gone(&info.nodes, Instant::now()) {
-            Some(node) => self.remove(&info, node).await,
+            Some(node) => self.remove(locks, &info, node).await,
             None => Ok(()),
         }
     }
@@ -105,10 +105,10 @@ impl Keeper {
         Some(*node)
     }
 
-    async fn replace(&self, info: &ClusterInfo, lost: &NodeInfo) -> Result<(), Failure> {
+    async fn replace(&self, locks: &Locks, info: &ClusterInfo, lost: &NodeInfo) -> Result<(), Failure> {
         let (service, wait) = (&self.args.service, self.args.wait);
         let (node, address) = (next_id(info), &lost.peer_address);
-        let locks = of_others(connect(service).await?, info, lost.node, service).await?;
+        let locks = of_others(locks.clone(), info, lost.node, service).await?;
         let votes = replaced_in_time(&locks, lost.node, node, address, wait).await?;
         output::line(format!(
             "node {}, whose data are lost, is replaced by node {node} at {address}{}",
@@ -129,7 +129,7 @@ impl Keeper {
                     output::line(format!("node {node} at {address} is added{}", outcome(votes)))?;
                     return Ok(true);
                 }
-                // Nobody waits there, as a rule.
+                // Usually no node runs at this address.
                 Err(error) if error.kind == BackendErrorKind::Refused => {
                     if self.said.insert(address.clone()) {
                         output::say(format_args!("not added: {error}"));
@@ -141,9 +141,9 @@ impl Keeper {
         Ok(false)
     }
 
-    async fn remove(&mut self, info: &ClusterInfo, node: u64) -> Result<(), Failure> {
+    async fn remove(&mut self, locks: &Locks, info: &ClusterInfo, node: u64) -> Result<(), Failure> {
         let service = &self.args.service;
-        let locks = of_others(connect(service).await?, info, node, service).await?;
+        let locks = of_others(locks.clone(), info, node, service).await?;
         let is_done = removed_in_time(&locks, node, self.args.wait).await?;
         self.silent.remove(&node);
         let how = if is_done { "is removed; its data can be deleted" } else { "is being removed" };

@@ -30,8 +30,9 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
 
     let nodes = if can.backend == "lockkeeper" { nodes::ask(&locks).await? } else { Vec::new() };
     let mut warnings = nodes::warnings(&nodes);
-    warnings.extend(url.parse::<Url>().iter().flat_map(Url::exposed_files));
-    let certificate = url.parse::<Url>().ok().and_then(|url| url.client_certificate());
+    let parsed = url.parse::<Url>().ok();
+    warnings.extend(parsed.iter().flat_map(Url::exposed_files));
+    let certificate = parsed.and_then(|url| url.client_certificate());
     let certificate_fault = certificate.as_ref().and_then(|it| it.fault(SystemTime::now()));
     warnings.extend(certificate.as_ref().and_then(|it| {
         let what = format!("this client's certificate `{}`", it.file());

@@ -239,7 +239,8 @@ async fn under_lock(
     ended.map(|(SessionEnd::Closed(end) | SessionEnd::Expires(end))| end)
 }
 
-/// A mark for the request of this run, which differs from all others: its waiters are told apart by it.
+/// Returns a random mark for the meta data of this run's request, by which the run finds its own waiter in
+/// the queue.
 fn latest_mark(can: &Capabilities) -> Result<String, Failure> {
     if !can.fair || !can.inspect {
         let text = "`--latest` needs a lock service with a queue; DynamoDB and Redlock have none";

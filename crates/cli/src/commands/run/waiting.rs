@@ -63,7 +63,7 @@ const REFRESH: Duration = Duration::from_secs(1);
 /// The queue position while it is not known yet.
 const UNKNOWN: u64 = u64::MAX;
 
-/// What is waited for, and how.
+/// The lock that is to be acquired, and the options of the wait.
 #[derive(Clone, Copy)]
 pub(super) struct Wish<'a> {
     pub(super) locks: &'a Locks,
@@ -148,8 +148,8 @@ pub(super) async fn acquire(
     }
 }
 
-/// The last of the waiters behind the one with this mark that have a mark, too. `waiters` are the first ones
-/// of the queue: whoever is not among them gives way later.
+/// The last marked waiter behind the one with this mark. `waiters` are the first ones of the queue: a waiter
+/// that is not among them yet finds the newer ones later.
 fn newer<'a>(waiters: &'a [WaiterInfo], mark: &str) -> Option<&'a WaiterInfo> {
     let marked = |waiter: &'a WaiterInfo| waiter.meta.iter().find(|(key, _)| key == LATEST).map(|(_, it)| it);
     let own = waiters.iter().position(|waiter| marked(waiter).is_some_and(|it| it == mark))?;
