@@ -64,6 +64,9 @@ pub enum HoldChange {
     SetValue(Arc<[u8]>),
     /// Makes an exclusive hold a shared one.
     Downgrade,
+    /// Makes a cached hold an ordinary one, which ends with its present section; only for services that declare
+    /// `cached`.
+    Settle,
 }
 
 /// The content of an acquire, as the service receives it.
@@ -86,6 +89,12 @@ pub struct AcquireRequest {
     pub value: Box<[u8]>,
     /// The purpose, for display: `key=value` lines.
     pub meta: Box<[u8]>,
+    /// The number of tokens that a cached hold draws beyond its first; 0: an ordinary hold. Not 0 only if the
+    /// capabilities declare `cached`.
+    pub spare_tokens: u32,
+    /// Tokens of holds that the caller keeps until this wait has ended: a service that sees the waits of all can
+    /// refuse one that would wait for itself. Others ignore them.
+    pub holding: Box<[Token]>,
     /// The W3C trace context of the acquire, if it is sampled. Only our own service receives it.
     pub traceparent: Option<Box<str>>,
 }
@@ -144,6 +153,11 @@ pub enum Push {
         seq: Seq,
         /// Who broke the hold, and why, if the service reports it.
         notice: Option<BreakNotice>,
+    },
+    /// Others wait for a cached hold: it is released when idle, else settled.
+    Recalled {
+        /// The request that holds.
+        seq: Seq,
     },
     /// The service has ended the request.
     Ended {
@@ -204,4 +218,6 @@ pub struct Granted {
     pub token: Option<Token>,
     /// For permits: one per name, in byte order.
     pub permits: Vec<PermitGrant>,
+    /// The number of tokens after `token` that belong to the hold as well; 0 if it is not a cached hold.
+    pub spare_tokens: u32,
 }

@@ -47,6 +47,8 @@ pub struct Capabilities {
     pub values: bool,
     /// Making an exclusive hold a shared one.
     pub downgrade: bool,
+    /// Holds that a client keeps between its sections until another client needs the lock.
+    pub cached: bool,
     /// The promises P1 to P12.
     pub promises: Promises,
 }
@@ -214,6 +216,7 @@ impl Capabilities {
             break_now: false,
             values: false,
             downgrade: false,
+            cached: false,
             promises: Promises::ALL_KEPT,
         }
     }
@@ -250,7 +253,7 @@ impl Capabilities {
 
     /// Every boolean ability with its name, in the order used by the backends' pages.
     #[must_use]
-    pub fn abilities(&self) -> [(&'static str, bool); 17] {
+    pub fn abilities(&self) -> [(&'static str, bool); 18] {
         [
             ("fencing", self.has_tokens()),
             ("ttl", self.ttl),
@@ -269,6 +272,7 @@ impl Capabilities {
             ("break_now", self.break_now),
             ("values", self.values),
             ("downgrade", self.downgrade),
+            ("cached", self.cached),
         ]
     }
 }

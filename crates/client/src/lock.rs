@@ -394,6 +394,8 @@ impl<F: Kind> Lock<F> {
             keep_closed: options.keep_closed,
             value: options.value.clone().into(),
             meta: encode_meta(&options.meta),
+            spare_tokens: 0,
+            holding: Box::default(),
             traceparent: observe::traceparent(span),
         });
         let limits = AcquireLimits {
@@ -460,6 +462,8 @@ impl<F: Kind> Lock<F> {
             keep_closed_ms: ms(options.keep_closed),
             value_bytes: options.value.len(),
             meta_bytes: encode_meta(&options.meta).len(),
+            spare_tokens: 0,
+            holding: 0,
         };
         acquire.check()?;
         // Just before a renewal, which is due every third of the ttl, two thirds are left, less the margin

@@ -420,6 +420,7 @@ impl SessionInner {
             Output::Granted { key, grant } => state.report(key, RequestProgress::Granted(grant)),
             Output::NotAcquired { key, why } => state.report_last(key, RequestProgress::NotAcquired(why)),
             Output::Released { key, how } => state.report_last(key, RequestProgress::Released(how)),
+            Output::Recalled { key: _ } => {}
             Output::Lost { key, cause } => {
                 if let Some(caller) = state.callers.get(&key) {
                     caller.hold.lose(cause, self.name());

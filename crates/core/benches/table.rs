@@ -170,6 +170,8 @@ fn acquire(session: SessionId, seq: Seq, name: LockName) -> Command {
         keep_closed_ms: 0,
         value: Box::default(),
         meta: Box::default(),
+        spare_tokens: 0,
+        holding: Box::default(),
     })
 }
 

@@ -75,6 +75,17 @@ pub enum Command {
         /// The client has received every answer up to this seq (R1).
         done_through: Seq,
     },
+    /// Makes a cached hold an ordinary one, which ends with the section that its holder is in (C5).
+    Settle {
+        /// Session of the hold.
+        session: SessionId,
+        /// Seq of this command.
+        seq: Seq,
+        /// Request that became the hold.
+        target: Seq,
+        /// The client has received every answer up to this seq (R1).
+        done_through: Seq,
+    },
     /// Stores or removes a name's number of permits (L4).
     SetLimit {
         /// Name of the lock.
@@ -108,7 +119,8 @@ pub enum Command {
 
 impl Fingerprint {
     /// Of an acquire: of its names in their order, subtree, mode, number of permits and `keep_closed`. Not of
-    /// the wait, which a repeat may shorten, nor of value and meta: those of the first one count.
+    /// the wait, which a repeat may shorten, nor of spare tokens, `holding`, value and meta: those of the
+    /// first one count.
     #[must_use]
     pub fn of_acquire(acquire: &Acquire) -> Self {
         let mode = match acquire.mode {
@@ -131,6 +143,12 @@ impl Fingerprint {
     #[must_use]
     pub fn of_downgrade(target: Seq) -> Self {
         Self::of([2, target.0, 0, 0], [])
+    }
+
+    /// Of a [`Command::Settle`].
+    #[must_use]
+    pub fn of_settle(target: Seq) -> Self {
+        Self::of([3, target.0, 0, 0], [])
     }
 
     /// Hashes each part with the hash of those before it as its seed.
@@ -181,6 +199,13 @@ pub struct Acquire {
     pub value: Box<[u8]>,
     /// Purpose of the hold, for people; empty means none.
     pub meta: Box<[u8]>,
+    /// Makes the hold a cached one if it is granted at once: the number of tokens that it draws beyond its
+    /// first, one for each further section (C1, C2). 0 makes an ordinary hold. Ignored below version 5 of the
+    /// rules.
+    pub spare_tokens: u32,
+    /// Tokens of holds that the caller keeps until this wait has ended (K1), at most
+    /// [`limits::HOLDING_MAX`](crate::limits::HOLDING_MAX). Ignored below version 5 of the rules.
+    pub holding: Box<[Token]>,
 }
 
 /// Behaviour of an acquire that can't be granted at once.

@@ -3,7 +3,7 @@
 use crate::name::LockName;
 use crate::snapshot::Snapshot;
 use crate::table::{Restorer, Table};
-use crate::{Acquire, Command, Effects, IfBusy, Mode, OpenSession, Seq, SessionId, WallTime};
+use crate::{Acquire, Command, Effects, IfBusy, Mode, OpenSession, Seq, SessionId, Token, WallTime};
 
 /// Decodes `bytes`; the first one selects the decoder.
 ///
@@ -73,7 +73,25 @@ pub fn seeds() -> Vec<Vec<u8>> {
         table.apply_whole(Command::RaiseRules { version: crate::limits::RULES_VERSION }, &mut effects);
     let _set = table.apply_whole(Command::SetClock { now: WallTime(1_700_000_000_000) }, &mut effects);
     let _opened = table.apply_whole(Command::OpenSession(open), &mut effects);
-    let mut seq = 0;
+    let cached = |seq, names: &str, if_busy| Acquire {
+        session: SessionId(1),
+        seq: Seq(seq),
+        done_through: Seq(0),
+        names: vec![name(names)],
+        mode: Mode::Exclusive,
+        subtree: false,
+        if_busy,
+        keep_closed_ms: 0,
+        value: Box::default(),
+        meta: Box::default(),
+        spare_tokens: 7,
+        holding: Box::default(),
+    };
+    for acquire in [cached(1, "e", IfBusy::WAIT), cached(2, "f", IfBusy::WAIT), cached(3, "f", IfBusy::Fail)]
+    {
+        let _reply = table.apply_whole(Command::Acquire(acquire), &mut effects);
+    }
+    let mut seq = 3;
     for (names, mode, subtree) in [
         (vec!["a"], Mode::Exclusive, false),
         (vec!["a", "b"], Mode::Exclusive, false),
@@ -93,6 +111,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
             keep_closed_ms: 500,
             value: b"value".as_slice().into(),
             meta: b"meta=1".as_slice().into(),
+            spare_tokens: 0,
+            holding: [Token::MIN].into(),
         };
         let _reply = table.apply_whole(Command::Acquire(acquire), &mut effects);
     }

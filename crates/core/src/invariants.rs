@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::command::Command;
 use crate::name::{self, LockName};
 use crate::reply::{Effect, Reply};
-use crate::snapshot::{Phase, RequestState, Snapshot};
+use crate::snapshot::{Caching, Phase, RequestState, Snapshot};
 use crate::table::{Oldest, Table, Usage};
 use crate::types::{ModeKind, Ticket, Token};
 
@@ -32,6 +32,7 @@ pub fn all(table: &Table) -> CheckResult {
         return Ok(());
     }
     p7_answers(&snapshot)?;
+    c4_recalls(&snapshot)?;
     p8_queue(&snapshot, table.permit_waiters_passed_max())
 }
 
@@ -164,16 +165,16 @@ pub fn p1_exclusion(snapshot: &Snapshot) -> CheckResult {
     Ok(())
 }
 
-/// P2: tokens are distinct and not above the counter.
+/// P2: tokens are distinct and not above the counter, with the spare tokens of cached holds (C2).
 ///
 /// # Errors
 /// The offending token.
 pub fn p2_tokens(snapshot: &Snapshot) -> CheckResult {
-    let mut seen = BTreeSet::new();
-    for token in snapshot.requests.iter().filter_map(token) {
-        if token.get() > snapshot.last_token || !seen.insert(token) {
-            return Err(format!("P2: {token:?} is above the counter {} or held twice", snapshot.last_token));
-        }
+    let mut blocks: Vec<(u64, u64)> = snapshot.requests.iter().filter_map(tokens_of).collect();
+    blocks.sort_unstable();
+    let above = blocks.iter().any(|&(_, last)| last > snapshot.last_token);
+    if above || blocks.windows(2).any(|pair| pair[0].1 >= pair[1].0) {
+        return Err(format!("P2: of {blocks:?} some are above {} or held twice", snapshot.last_token));
     }
     Ok(())
 }
@@ -204,6 +205,27 @@ pub fn p7_answers(snapshot: &Snapshot) -> CheckResult {
             if kept.seq > session.highest || !wanted || live.contains(&(session.id, kept.seq)) {
                 return Err(format!("P7: {} keeps an answer it should not: {kept:?}", session.id));
             }
+        }
+    }
+    Ok(())
+}
+
+/// C4, C6: every cached hold in the way of a waiter is recalled, and a request that is put off has the limit
+/// for that.
+///
+/// # Errors
+/// The waiter, and the hold that is not recalled.
+pub fn c4_recalls(snapshot: &Snapshot) -> CheckResult {
+    for waiter in snapshot.requests.iter().filter(|request| token(request).is_none()) {
+        let cached = |hold: &&RequestState| hold.caching == Caching::Cached && conflict(hold, waiter);
+        if let Some(hold) = snapshot.requests.iter().find(cached) {
+            return Err(format!("C4: {waiter:?} waits for {hold:?}, which is not recalled"));
+        }
+        let limit = Some(crate::limits::TRY_WAIT_MS);
+        if waiter.caching == Caching::Try
+            && !matches!(waiter.phase, Phase::Waiting { at_most_ms } if at_most_ms == limit)
+        {
+            return Err(format!("C6: {waiter:?} was put off without its limit"));
         }
     }
     Ok(())
@@ -279,8 +301,8 @@ pub fn step(
     if counters(before).iter().zip(counters(after)).any(|(&before, after)| after < before) {
         return Err(format!("P2: a counter fell at {command:?}"));
     }
-    let held = |s: &Snapshot| -> BTreeMap<Ticket, Token> {
-        s.requests.iter().filter_map(|r| Some((r.ticket, token(r)?))).collect()
+    let held = |s: &Snapshot| -> BTreeMap<Ticket, (u64, u64)> {
+        s.requests.iter().filter_map(|r| Some((r.ticket, tokens_of(r)?))).collect()
     };
     let (old, new) = (held(before), held(after));
     for effect in effects {
@@ -291,12 +313,19 @@ pub fn step(
         }
     }
     let mut last = before.last_token;
-    for (ticket, token) in &new {
+    for (ticket, tokens) in &new {
         match old.get(ticket) {
-            Some(same) if same == token => {}
-            Some(other) => return Err(format!("P2: {other:?} became {token:?} at {command:?}")),
-            None if token.get() > last => last = token.get(),
-            None => return Err(format!("P2: {token:?} was granted after token {last} at {command:?}")),
+            Some(same) if same == tokens => {}
+            Some(other) => return Err(format!("P2: tokens {other:?} became {tokens:?} at {command:?}")),
+            None if tokens.0 > last => last = tokens.1,
+            None => return Err(format!("P2: {tokens:?} were granted after token {last} at {command:?}")),
+        }
+    }
+    for request in after.requests.iter().filter(|request| request.caching.is_held()) {
+        let before = before.requests.iter().find(|before| before.ticket == request.ticket);
+        let was_less = |before: &RequestState| !before.caching.is_held() || before.caching > request.caching;
+        if before.is_some_and(was_less) {
+            return Err(format!("C4: {request:?} is cached again after {command:?}"));
         }
     }
     for request in &before.requests {
@@ -336,7 +365,10 @@ fn may_end(hold: &RequestState, token: Token, command: &Command) -> bool {
     let closed = matches!(hold.phase, Phase::Closed { .. });
     match command {
         Command::EndDelay { token: named } => closed && *named == token,
-        Command::Break(order) => order.now && order.token == token,
+        Command::Break(order) => {
+            let tokens = token.get()..=token.get() + u64::from(hold.spare_tokens);
+            order.now && tokens.contains(&order.token.get())
+        }
         Command::EndRevoked { token: named } => {
             matches!(hold.phase, Phase::Revoked { .. }) && *named == token
         }
@@ -349,6 +381,7 @@ fn may_end(hold: &RequestState, token: Token, command: &Command) -> bool {
         | Command::Acquire(_)
         | Command::SetValue { .. }
         | Command::Downgrade { .. }
+        | Command::Settle { .. }
         | Command::SetLimit { .. }
         | Command::RaiseTokens { .. }
         | Command::RaiseRules { .. }
@@ -362,6 +395,12 @@ fn token(request: &RequestState) -> Option<Token> {
         Phase::Waiting { .. } => None,
         Phase::Held { token, .. } | Phase::Revoked { token, .. } | Phase::Closed { token, .. } => Some(token),
     }
+}
+
+/// The first and the last token of a hold.
+fn tokens_of(request: &RequestState) -> Option<(u64, u64)> {
+    let first = token(request)?.get();
+    Some((first, first + u64::from(request.spare_tokens)))
 }
 
 fn slots_of(request: &RequestState) -> &[u32] {

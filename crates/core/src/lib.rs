@@ -15,6 +15,7 @@
 //! - `table/mod.rs`: dispatches a command, then grants waiters in one pass
 //! - `table/acquire.rs`, `table/grant.rs`, `table/pass.rs`: which requests may be granted
 //! - `table/end.rs`, `table/sessions.rs`, `table/breaks.rs`: how a hold ends
+//! - `table/caching.rs`: cached holds, their recall, and the requests that their answers decide
 //! - `table/session.rs`: the answers that a session keeps, which make a retry harmless (P7)
 //! - `table/names.rs`, `table/crowd.rs`: a name, its ancestors and its descendants
 //! - `table/work.rs`, `table/costs.rs`, `limits.rs`: the bounds on the work of a command and on its size, and
@@ -49,7 +50,7 @@ pub mod validate;
 pub use command::{Acquire, Break, Command, IfBusy, OpenSession};
 pub use name::{LockName, NameError};
 pub use reply::{Effect, Effects, End, Grant, PermitGrant, Rejection, Reply};
-pub use snapshot::Snapshot;
+pub use snapshot::{Caching, Snapshot};
 pub use table::{
     Description, HoldInfo, HoldState, Oldest, Page, Pending, PrefixLoad, Restorer, SessionInfo,
     SnapshotError, SnapshotProgress, SnapshotUnderWay, Table, TokenStatus, Usage, WaiterInfo,

@@ -68,6 +68,16 @@ pub const FORGOTTEN_PER_COMMAND_MAX: usize = 4_096;
 /// has a second budget of the same size. The rest is left to [`Command::Resume`](crate::Command::Resume)
 /// (M2).
 pub const WORK_PER_COMMAND_MAX: usize = 1 << 13;
+/// Maximum number of tokens of a cached hold beyond its first (C2).
+pub const SPARE_TOKENS_MAX: u32 = 1_023;
+/// Maximum time in milliseconds for which a request that doesn't wait is put off because cached holds are in
+/// its way (C6).
+pub const TRY_WAIT_MS: u64 = 1_000;
+/// A request for a subtree that doesn't wait is busy at once if more names below it are held than this, cached
+/// or not (C6).
+pub const CACHED_BELOW_MAX: usize = 1_024;
+/// Maximum number of tokens that a request declares as held by its caller (K1).
+pub const HOLDING_MAX: usize = 16;
 /// Maximum length of a hold's value in bytes.
 pub const VALUE_BYTES_MAX: usize = 4096;
 /// Maximum length of a request's `meta` in bytes.
@@ -80,10 +90,13 @@ pub const TOKEN_MAX: u64 = (1 << 53) - 1;
 /// its tokens (T3).
 pub const RAISE_TOKENS_MAX: u64 = 1 << 52;
 /// The newest version of the rules that this binary supports (V1).
-pub const RULES_VERSION: u32 = 4;
+pub const RULES_VERSION: u32 = 5;
 /// The version of the rules from which on sessions have an identity (S4).
 pub const RULES_WITH_IDENTITY: u32 = 2;
 /// The version of the rules from which on requests have a time (E3).
 pub const RULES_WITH_CLOCK: u32 = 3;
 /// The version of the rules from which on a request may limit the queue (Q3).
 pub const RULES_WITH_QUEUE_LIMIT: u32 = 4;
+/// The version of the rules from which on holds may be cached, and requests say what their callers hold (C1,
+/// K1).
+pub const RULES_WITH_CACHED_HOLDS: u32 = 5;

@@ -64,6 +64,9 @@ pub struct Grant {
     pub token: Token,
     /// For a permit: slot and limit in force, one per name in byte order. Otherwise empty.
     pub permits: Vec<PermitGrant>,
+    /// Number of tokens after `token` that belong to the hold as well, one for each further section; 0 if the
+    /// hold is not a cached one (C2).
+    pub spare_tokens: u32,
 }
 
 /// The permit that a grant took at one name.
@@ -85,7 +88,7 @@ pub enum End {
     /// The request held, and an operator's break ended it, or its client finished it while it was under the
     /// break.
     Broken,
-    /// The request waited, and its wait limit passed.
+    /// The request waited, and its wait limit passed. For a request that doesn't wait: the lock is busy (C6).
     TimedOut,
     /// The request never held or waited: it was busy or refused, or the target is the seq of another command
     /// (R4).
@@ -113,6 +116,13 @@ pub enum Effect {
         seq: Seq,
         /// The hold's token.
         token: Token,
+    },
+    /// Another request waits for a cached hold: its holder gives it back, or settles it (C4, C5).
+    Recalled {
+        /// Session of the hold.
+        session: SessionId,
+        /// Request that became the hold.
+        seq: Seq,
     },
     /// A request ended without a command of its client.
     Ended {
@@ -187,6 +197,24 @@ pub enum Rejection {
     MetaTooLong {
         /// Length in bytes.
         bytes: usize,
+    },
+    /// More than [`limits::SPARE_TOKENS_MAX`] spare tokens (C2).
+    #[error("{asked} spare tokens were asked for, at most {} are allowed", limits::SPARE_TOKENS_MAX)]
+    SpareTokens {
+        /// Requested number.
+        asked: u32,
+    },
+    /// Only an exclusive hold without `keep_closed` can be a cached one (C1).
+    #[error("only an exclusive hold without keep_closed can be cached; ask for it without caching")]
+    NotCacheable,
+    /// More than [`limits::HOLDING_MAX`] declared tokens (K1).
+    #[error(
+        "the request declares {count} tokens that its caller holds, at most {} are allowed; declare those of the latest holds",
+        limits::HOLDING_MAX
+    )]
+    HoldingCount {
+        /// Number of tokens.
+        count: usize,
     },
     /// A label, reason or author longer than [`limits::LABEL_BYTES_MAX`].
     #[error("`{field}` has {bytes} bytes, at most {} are allowed", limits::LABEL_BYTES_MAX)]

@@ -24,6 +24,10 @@ pub struct AcquireContent {
     pub value_bytes: usize,
     /// Length of the meta data in bytes.
     pub meta_bytes: usize,
+    /// Number of tokens beyond the first.
+    pub spare_tokens: u32,
+    /// Number of tokens that the caller declares as held.
+    pub holding: usize,
 }
 
 /// The limited fields of an [`OpenSession`]. Durations are in milliseconds.
@@ -64,6 +68,15 @@ impl AcquireContent {
         if self.meta_bytes > limits::META_BYTES_MAX {
             return Err(Rejection::MetaTooLong { bytes: self.meta_bytes });
         }
+        if self.spare_tokens > limits::SPARE_TOKENS_MAX {
+            return Err(Rejection::SpareTokens { asked: self.spare_tokens });
+        }
+        if self.spare_tokens > 0 && (self.mode != Mode::Exclusive || self.keep_closed_ms > 0) {
+            return Err(Rejection::NotCacheable);
+        }
+        if self.holding > limits::HOLDING_MAX {
+            return Err(Rejection::HoldingCount { count: self.holding });
+        }
         Ok(())
     }
 }
@@ -77,6 +90,8 @@ impl From<&Acquire> for AcquireContent {
             keep_closed_ms: acquire.keep_closed_ms,
             value_bytes: acquire.value.len(),
             meta_bytes: acquire.meta.len(),
+            spare_tokens: acquire.spare_tokens,
+            holding: acquire.holding.len(),
         }
     }
 }

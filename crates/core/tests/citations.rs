@@ -35,7 +35,7 @@ fn is_citation(word: &str) -> bool {
             letter.len() == 1 && letter.as_bytes()[0].is_ascii_lowercase()
         }
         Some(_) => false,
-        None => word.is_char_boundary(1) && "NQGLSRWDBTVMEOFP".contains(&word[..1]) && digits(&word[1..]),
+        None => word.is_char_boundary(1) && "NQGLSRWDBCTVMEOFP".contains(&word[..1]) && digits(&word[1..]),
     }
 }
 
@@ -126,6 +126,7 @@ fn the_rule_book_has_every_rule_once() {
         ("W", 1),
         ("D", 4),
         ("B", 4),
+        ("C", 9),
         ("T", 3),
         ("V", 1),
         ("M", 2),
@@ -141,7 +142,7 @@ fn the_rule_book_has_every_rule_once() {
     let mut found = labels(&page);
     found.sort();
     assert_eq!(found, expected);
-    assert!(page.lines().count() <= 220, "the rule book has grown beyond 220 lines");
+    assert!(page.lines().count() <= 260, "the rule book has grown beyond 260 lines");
 }
 
 #[test]
@@ -167,10 +168,10 @@ fn every_rule_that_a_scenario_names_is_in_the_rule_book() {
     }
     let unknown: Vec<&String> = named.iter().filter(|rule| !known.contains(rule)).collect();
     assert!(unknown.is_empty(), "named in scenarios, but not in docs/table-rules.md: {unknown:?}");
-    // No scenario can test these: E3 is about output for people, T2 about comparisons outside of the table,
-    // and D4 about a limit that is too high for a scenario.
+    // No scenario can test these: E3 is about output for people, T2 about comparisons outside of the table, D4
+    // about a limit that is too high for a scenario, C3 about the leader, and the others about the client.
     for rule in known.iter().filter(|rule| !rule.starts_with('F') && !rule.contains('-')) {
-        let shown = named.contains(rule) || ["E3", "T2", "D4"].contains(&rule.as_str());
+        let shown = named.contains(rule) || ["E3", "T2", "D4", "C3", "C7", "C8", "C9"].contains(&rule.as_str());
         assert!(shown, "no scenario names {rule}");
     }
 }

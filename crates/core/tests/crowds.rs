@@ -78,6 +78,8 @@ fn wants(session: SessionId, seq: u64, names: &[&str], mode: Mode) -> Acquire {
         keep_closed_ms: 0,
         value: Box::default(),
         meta: Box::default(),
+        spare_tokens: 0,
+        holding: Box::default(),
     }
 }
 

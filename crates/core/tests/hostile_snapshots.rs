@@ -415,6 +415,8 @@ fn acquire(seq: u64, name: &str, mode: Mode, keep_closed_ms: u64) -> Command {
         keep_closed_ms,
         value: Box::default(),
         meta: Box::default(),
+        spare_tokens: 0,
+        holding: Box::default(),
     })
 }
 
@@ -428,7 +430,7 @@ fn freed(number: u64, after: u64) -> FreedState {
 fn every_inconsistency_has_its_own_error() {
     type Change = fn(&mut Snapshot);
     let cases: [(Change, &str); 29] = [
-        (|s| s.rules = 5, "rules version 5"),
+        (|s| s.rules = 6, "rules version 6"),
         (
             |s| {
                 s.rules = 1;

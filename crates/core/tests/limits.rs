@@ -55,6 +55,8 @@ fn wants(session: SessionId, seq: usize, names: &[&str]) -> Acquire {
         keep_closed_ms: 0,
         value: Box::default(),
         meta: Box::default(),
+        spare_tokens: 0,
+        holding: Box::default(),
     }
 }
 

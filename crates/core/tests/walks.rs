@@ -309,6 +309,8 @@ fn with_held(count: u64) -> Table {
                 keep_closed_ms: 0,
                 value: Box::default(),
                 meta: Box::default(),
+                spare_tokens: 0,
+                holding: Box::default(),
             }),
             &mut effects,
         );

@@ -85,7 +85,7 @@ impl LockService {
             }
             Reply::Granted(grant) => {
                 self.holders.insert(grant.token, client);
-                Answer::Granted(Granted { token: Some(grant.token), permits: grant.permits })
+                Answer::Granted(Granted { token: Some(grant.token), permits: grant.permits, spare_tokens: 0 })
             }
             Reply::Queued { position, .. } => {
                 let (CallKind::Acquire { seq, .. }, Some(session)) = (kind, session) else { return };
@@ -133,6 +133,8 @@ impl LockService {
                 keep_closed_ms: 0,
                 value: Box::default(),
                 meta: Box::default(),
+                spare_tokens: 0,
+                holding: Box::default(),
             }),
             CallKind::Finish { seq, target, done_through } => {
                 Command::Finish { session, seq, target, done_through }
@@ -200,12 +202,15 @@ impl LockService {
                 Effect::Granted { session, seq, grant } => {
                     let Some((client, call)) = self.waiting.remove(&(session, seq)) else { continue };
                     self.holders.insert(grant.token, client);
-                    let answer =
-                        Answer::Granted(Granted { token: Some(grant.token), permits: grant.permits });
+                    let answer = Answer::Granted(Granted {
+                        token: Some(grant.token),
+                        permits: grant.permits,
+                        spare_tokens: 0,
+                    });
                     out.push(Sent::to(client, Event::Answered { call, answer }));
                 }
-                // Can't occur: no story breaks a hold or limits a wait.
-                Effect::Revoked { .. } | Effect::Ended { .. } => {}
+                // Can't occur: no story breaks a hold, caches one or limits a wait.
+                Effect::Revoked { .. } | Effect::Recalled { .. } | Effect::Ended { .. } => {}
             }
         }
     }

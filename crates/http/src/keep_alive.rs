@@ -53,7 +53,7 @@ pub(crate) struct GrantedRequest {
 
 impl From<v1::GrantedRequest> for GrantedRequest {
     fn from(granted: v1::GrantedRequest) -> Self {
-        let v1::Granted { token, permits } = granted.grant.unwrap_or_default();
+        let v1::Granted { token, permits, .. } = granted.grant.unwrap_or_default();
         Self { request: granted.seq, token, slots: slots(permits) }
     }
 }

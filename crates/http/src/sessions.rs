@@ -258,6 +258,8 @@ pub(crate) async fn acquire<O: Origin>(
         keep_closed_ms: asked.keep_closed_ms,
         value: content::bytes("value", asked.value, asked.value_base64).map_err(Problem::invalid)?,
         meta: content::bytes("meta", asked.meta, asked.meta_base64).map_err(Problem::invalid)?,
+        spare_tokens: 0,
+        holding: Vec::new(),
         traceparent: traceparent(&headers),
     };
     // The answer names the locks of this call: the table refuses a call that repeats a request's number with

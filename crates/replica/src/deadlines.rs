@@ -58,6 +58,8 @@ pub(crate) struct Lease {
     pub(crate) queued_through: Seq,
     /// Holds under a break: every acknowledgement names them (B1).
     pub(crate) revoked: BTreeSet<Seq>,
+    /// Requests whose cached holds were recalled; some may have been settled since (C4).
+    pub(crate) recalled: BTreeSet<Seq>,
     /// The seq of the last unconfirmed end sent since the attach, if more may remain; `None` if none remain
     /// or none were sent.
     pub(crate) ends_sent_to: Option<Seq>,
@@ -142,6 +144,7 @@ impl Deadlines {
             attached: Attached::Nowhere,
             queued_through: Seq(0),
             revoked: BTreeSet::new(),
+            recalled: BTreeSet::new(),
             ends_sent_to: None,
             ending: false,
         };

@@ -181,6 +181,8 @@ mod tests {
             keep_closed_ms: 0,
             value: Box::default(),
             meta: Box::default(),
+            spare_tokens: 0,
+            holding: Box::default(),
         })
     }
 

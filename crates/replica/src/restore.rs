@@ -150,6 +150,8 @@ mod tests {
                 keep_closed_ms,
                 value: Box::default(),
                 meta: Box::default(),
+                spare_tokens: 0,
+                holding: Box::default(),
             };
             self.0.apply(Command::Acquire(acquire), &mut Vec::new())
         }

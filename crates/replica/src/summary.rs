@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Command, IfBusy, Seq};
+use lockkeeper_core::{Command, IfBusy, Seq, limits};
 
 /// What a command's answer, timers and counts depend on.
 pub(crate) enum CommandSummary {
@@ -31,8 +31,9 @@ impl CommandSummary {
         match command {
             Command::Acquire(it) => Self::Acquire {
                 at_most: match it.if_busy {
-                    IfBusy::Wait { at_most_ms, .. } => at_most_ms.map(ms),
-                    IfBusy::Fail => None,
+                    IfBusy::Wait { at_most_ms, .. } if it.if_busy.may_wait() => at_most_ms.map(ms),
+                    // Queued only while the holders of cached holds decide (C6).
+                    _ => Some(ms(limits::TRY_WAIT_MS)),
                 },
             },
             Command::Finish { target, .. } => Self::Finish { target: *target },
@@ -46,6 +47,7 @@ impl CommandSummary {
             | Command::EndRevoked { .. }
             | Command::SetValue { .. }
             | Command::Downgrade { .. }
+            | Command::Settle { .. }
             | Command::RaiseTokens { .. }
             | Command::RaiseRules { .. }
             | Command::SetClock { .. }

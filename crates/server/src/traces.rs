@@ -449,6 +449,7 @@ impl AcquireTracer {
             Some(
                 What::Opened(_)
                 | What::Done(_)
+                | What::Recalled(_)
                 | What::Attached(_)
                 | What::KeptAlive(_)
                 | What::Nodes(_)

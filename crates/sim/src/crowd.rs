@@ -128,5 +128,7 @@ fn longest_acquire() -> Command {
         keep_closed_ms: 0,
         value: Box::default(),
         meta: Box::default(),
+        spare_tokens: 0,
+        holding: Box::default(),
     })
 }

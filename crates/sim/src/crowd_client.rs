@@ -137,6 +137,8 @@ impl CrowdClient {
             keep_closed_ms: 0,
             value: Box::default(),
             meta: Box::default(),
+            spare_tokens: 0,
+            holding: Box::default(),
         });
         self.live.insert(seq.0, Live { acquire: acquire.clone(), is_granted: false });
         Some(hand.say(session, acquire))

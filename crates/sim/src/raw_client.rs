@@ -257,6 +257,8 @@ impl RawClient {
             keep_closed_ms: 0,
             value: Box::default(),
             meta: Box::default(),
+            spare_tokens: 0,
+            holding: Box::default(),
         }
     }
 

@@ -48,6 +48,7 @@ pub fn granted(grant: &Grant) -> What {
             .iter()
             .map(|permit| v1::PermitGrant { slot: permit.slot, limit: permit.limit })
             .collect(),
+        spare_tokens: grant.spare_tokens,
     })
 }
 
@@ -79,6 +80,9 @@ fn refused_code(rejection: &Rejection) -> v1::RefusedCode {
         | Rejection::KeepClosed { .. }
         | Rejection::ValueTooLong { .. }
         | Rejection::MetaTooLong { .. }
+        | Rejection::SpareTokens { .. }
+        | Rejection::NotCacheable
+        | Rejection::HoldingCount { .. }
         | Rejection::TextTooLong { .. }
         | Rejection::Ttl { .. }
         | Rejection::LockDelay { .. }
@@ -112,6 +116,7 @@ pub fn read_grant(granted: &v1::Granted) -> Result<Grant, Malformed> {
             .iter()
             .map(|permit| PermitGrant { slot: permit.slot, limit: permit.limit })
             .collect(),
+        spare_tokens: granted.spare_tokens,
     })
 }
 

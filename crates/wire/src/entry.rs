@@ -61,6 +61,10 @@ impl From<&Command> for store::Command {
                 session,
                 What::Downgrade(v1::Downgrade { seq: seq.0, target: target.0, done_through: done_through.0 }),
             ),
+            Command::Settle { session, seq, target, done_through } => of(
+                session,
+                What::Settle(v1::Settle { seq: seq.0, target: target.0, done_through: done_through.0 }),
+            ),
             Command::SetLimit { name, limit } => {
                 own(What::SetLimit(store::SetLimit { name: name.to_string(), permits: *limit }))
             }
@@ -103,6 +107,7 @@ impl TryFrom<store::Command> for Command {
             Some(What::Finish(it)) => request::finish(session, &it),
             Some(What::SetValue(it)) => request::set_value(session, it),
             Some(What::Downgrade(it)) => request::downgrade(session, &it),
+            Some(What::Settle(it)) => request::settle(session, &it),
             Some(What::SetLimit(it)) => Self::SetLimit { name: fields::name(&it.name)?, limit: it.permits },
             Some(What::Break(it)) => Self::Break(Break {
                 name: fields::name(&it.name)?,

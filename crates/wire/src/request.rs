@@ -30,7 +30,7 @@ pub enum Request {
         /// Returned in the answer.
         id: u64,
     },
-    /// A command of a session: acquire, finish, set_value, downgrade or close, and no other.
+    /// A command of a session: acquire, finish, set_value, downgrade, settle or close, and no other.
     Command {
         /// The session that sends it.
         session: SessionId,
@@ -157,6 +157,7 @@ impl TryFrom<v1::ClientItem> for Request {
             Some(What::Finish(it)) => command(it.seq, Ok(finish(session, &it))),
             Some(What::SetValue(it)) => command(it.seq, checked_set_value(session, it)),
             Some(What::Downgrade(it)) => command(it.seq, Ok(downgrade(session, &it))),
+            Some(What::Settle(it)) => command(it.seq, Ok(settle(session, &it))),
             Some(What::Close(v1::CloseSession {})) => command(0, Ok(Command::CloseSession { session })),
         }
     }
@@ -212,6 +213,8 @@ fn checked_acquire(session: SessionId, it: v1::Acquire) -> Result<Command, Disal
         keep_closed_ms: it.keep_closed_ms,
         value_bytes: it.value.len(),
         meta_bytes: it.meta.len(),
+        spare_tokens: it.spare_tokens,
+        holding: it.holding.len(),
     };
     content.check()?;
     Ok(acquire(session, it)?)
@@ -240,6 +243,8 @@ pub(crate) fn acquire(session: SessionId, it: v1::Acquire) -> Result<Command, Ma
         keep_closed_ms: it.keep_closed_ms,
         value: it.value.into(),
         meta: it.meta.into(),
+        spare_tokens: it.spare_tokens,
+        holding: it.holding.into_iter().map(fields::token).collect::<Result<_, _>>()?,
     }))
 }
 
@@ -266,6 +271,10 @@ pub(crate) fn downgrade(session: SessionId, it: &v1::Downgrade) -> Command {
     }
 }
 
+pub(crate) fn settle(session: SessionId, it: &v1::Settle) -> Command {
+    Command::Settle { session, seq: Seq(it.seq), target: Seq(it.target), done_through: Seq(it.done_through) }
+}
+
 /// Encodes an acquire, for the wire and for the log. A trace context is no part of the command.
 #[must_use]
 pub fn acquire_message(it: &Acquire) -> v1::Acquire {
@@ -290,6 +299,8 @@ pub fn acquire_message(it: &Acquire) -> v1::Acquire {
         value: it.value.to_vec(),
         meta: it.meta.to_vec(),
         traceparent: String::new(),
+        spare_tokens: it.spare_tokens,
+        holding: it.holding.iter().map(|token| token.get()).collect(),
     }
 }
 
@@ -335,6 +346,9 @@ fn command_item(command: Command) -> Option<What> {
             done_through: done_through.0,
             value: value.into(),
         })),
+        Command::Settle { seq, target, done_through, .. } => {
+            Some(What::Settle(v1::Settle { seq: seq.0, target: target.0, done_through: done_through.0 }))
+        }
         Command::Downgrade { seq, target, done_through, .. } => Some(What::Downgrade(v1::Downgrade {
             seq: seq.0,
             target: target.0,

@@ -54,6 +54,8 @@ fn acquire() -> impl Strategy<Value = Acquire> {
                 keep_closed_ms,
                 value: value.into(),
                 meta: meta.into(),
+                spare_tokens: 0,
+                holding: Box::default(),
             }
         },
     )

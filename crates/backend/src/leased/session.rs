@@ -113,7 +113,9 @@ impl Conn for LeasedConn {
                 }
             }
             // Refused before: the capability is missing.
-            Call::Change { change: HoldChange::Downgrade, .. } => responder.send(Err(CallError::NOT_SENT)),
+            Call::Change { change: HoldChange::Downgrade | HoldChange::Settle, .. } => {
+                responder.send(Err(CallError::NOT_SENT))
+            }
             Call::Close => responder.send_when(Box::pin(async move { inner.close().await })),
         }
     }

@@ -150,7 +150,7 @@ impl Tried {
     /// A grant with a token.
     #[must_use]
     pub fn granted(token: Token, permit: Option<PermitGrant>) -> Self {
-        Self::Granted(Granted { token: Some(token), permits: permit.into_iter().collect() })
+        Self::Granted(Granted { token: Some(token), permits: permit.into_iter().collect(), spare_tokens: 0 })
     }
 }
 

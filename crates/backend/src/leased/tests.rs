@@ -122,6 +122,8 @@ impl Session {
             value: Box::default(),
             meta: Box::default(),
             waiters_max: None,
+            spare_tokens: 0,
+            holding: Box::default(),
             traceparent: None,
         });
         self.submit(Call::Acquire { seq: Seq(seq), done_through: Seq(0), request, wait_left: None })

@@ -88,6 +88,7 @@ fn capabilities() -> Capabilities {
         break_now: true,
         values: false,
         downgrade: false,
+        cached: false,
         promises: Promises {
             rising_tokens: Promise::KeptIf(
                 "the items of tokens are not deleted, and the table is not restored from a backup",

@@ -99,6 +99,7 @@ fn capabilities() -> Capabilities {
         break_now: true,
         values: true,
         downgrade: false,
+        cached: false,
         promises: Promises {
             rising_tokens: Promise::KeptIf(
                 "the cluster is not restored from a backup, or restored with `--bump-revision`: revisions start again",

@@ -167,7 +167,7 @@ async fn settle(session: &Arc<FileSession>, request: &Arc<FileRequest>) -> Resul
     }
     progress.granted = true;
     let permits = progress.parts.iter().filter_map(|part| part.permit).collect();
-    Ok(Answer::Granted(Granted { token: Some(returned), permits }))
+    Ok(Answer::Granted(Granted { token: Some(returned), permits, spare_tokens: 0 }))
 }
 
 /// One step for the name at `index`: adds the request to the record if it is not there yet, and takes the
@@ -274,6 +274,8 @@ fn enter(
             keep_closed_ms: u64::try_from(acquire.keep_closed.as_millis()).unwrap_or(u64::MAX),
             value: Box::default(),
             meta: acquire.meta.clone(),
+            spare_tokens: 0,
+            holding: Box::default(),
         };
         table.apply_whole(Command::Acquire(acquire), effects)
     };

@@ -76,6 +76,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     break_now: false,
     values: false,
     downgrade: false,
+    cached: false,
     promises: Promises {
         rising_tokens: Promise::KeptIf(
             "the directory grants fewer than 10^6 times a second over its life and the wall clock is not set back \

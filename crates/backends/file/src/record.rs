@@ -429,6 +429,9 @@ mod tests {
             value: Box::default(),
             meta: Box::default(),
             since: lockkeeper_core::WallTime::default(),
+            caching: lockkeeper_core::Caching::None,
+            spare_tokens: 0,
+            holding: Box::default(),
             phase: Phase::Closed { token, slots: Vec::new(), ms: 60_000 },
         };
         let table = Snapshot {

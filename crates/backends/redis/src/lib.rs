@@ -132,6 +132,7 @@ fn capabilities(fencing: bool) -> Capabilities {
         break_now: fencing,
         values: false,
         downgrade: false,
+        cached: false,
         promises: Promises {
             exclusion: Promise::KeptIf(RIGHT),
             rising_tokens: if fencing { Promise::KeptIf(LAST) } else { none },

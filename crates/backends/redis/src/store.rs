@@ -209,14 +209,14 @@ impl RedisStore {
     fn tried(&self, entry: &Entry, answer: &Value) -> Option<Result<Tried, CallError>> {
         if let Value::Int(token) = answer {
             let token = self.token(u64::try_from(*token).ok()?)?;
-            return Some(Ok(Tried::Granted(Granted { token, permits: Vec::new() })));
+            return Some(Ok(Tried::Granted(Granted { token, ..Granted::default() })));
         }
         let mut items = Items::of(answer)?;
         Some(Ok(match items.word()? {
             "granted" => {
                 let token = self.token(items.number()?)?;
                 let permit = PermitGrant { slot: items.small()?, limit: items.small()? };
-                Tried::Granted(Granted { token, permits: vec![permit] })
+                Tried::Granted(Granted { token, permits: vec![permit], spare_tokens: 0 })
             }
             "busy" => {
                 let value = items.bytes()?;

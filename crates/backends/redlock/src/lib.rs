@@ -103,6 +103,7 @@ static CAPABILITIES: Capabilities = Capabilities {
     break_now: false,
     values: false,
     downgrade: false,
+    cached: false,
     promises: Promises {
         exclusion: Promise::KeptIf(
             "no server of the holder's majority forgets what it acknowledged or has its clock set forward",

@@ -86,6 +86,7 @@ fn capabilities() -> Capabilities {
         break_now: true,
         values: true,
         downgrade: false,
+        cached: false,
         promises: Promises {
             rising_tokens: Promise::KeptIf(
                 "the ensemble is not restored from older data: its transactions would be counted again",

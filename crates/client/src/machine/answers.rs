@@ -175,6 +175,11 @@ impl Machine {
                     self.index(key);
                 }
             }
+            Push::Recalled { seq } => {
+                if let Some(&key) = self.by_seq.get(&seq) {
+                    out.push(Output::Recalled { key });
+                }
+            }
             Push::Ended { seq, end } => self.hold_over(now, seq, end, cause_of(end), out),
             Push::HoldLost { seq, cause, .. } => self.hold_over(now, seq, End::Gone, cause, out),
             Push::Detached { at } => self.detached(now, at, out),

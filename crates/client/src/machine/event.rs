@@ -112,6 +112,10 @@ pub enum Output {
         key: Key,
         how: Releasing,
     },
+    /// Others wait for a cached hold.
+    Recalled {
+        key: Key,
+    },
     Lost {
         key: Key,
         cause: LossCause,

@@ -36,6 +36,8 @@ pub(super) fn request_of_a_test() -> Arc<AcquireRequest> {
         value: Box::default(),
         meta: Box::default(),
         waiters_max: None,
+        spare_tokens: 0,
+        holding: Box::default(),
         traceparent: None,
     })
 }
@@ -85,6 +87,8 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         value: Box::default(),
         meta: Box::default(),
         waiters_max: None,
+        spare_tokens: 0,
+        holding: Box::default(),
         traceparent: None,
     });
     let limits = AcquireLimits {

@@ -10,7 +10,7 @@ use std::borrow::Borrow;
 use unsigned_varint::{decode, encode};
 
 use super::view::{PhaseView, RequestView};
-use super::{KeptAnswer, Phase, RequestState, SessionState};
+use super::{Caching, KeptAnswer, Phase, RequestState, SessionState};
 use crate::name::LockName;
 use crate::reply::{End, Rejection, Reply};
 use crate::table::SnapshotError;
@@ -79,6 +79,18 @@ impl<'a> ItemWriter<'a> {
             ModeKind::Shared => 1,
             ModeKind::Permit => 2,
         });
+    }
+
+    /// The fields of a request that are left out if all of them are empty.
+    pub(super) fn caching<N>(&mut self, request: &RequestView<'_, N>) {
+        self.u8(match request.caching {
+            Caching::None => 0,
+            Caching::Cached => 1,
+            Caching::Recalled => 2,
+            Caching::Try => 3,
+        });
+        self.number(u64::from(request.spare_tokens));
+        self.list(request.holding.iter(), |w, token| w.number(token.get()));
     }
 
     pub(super) fn request(
@@ -169,6 +181,9 @@ impl<'a> ItemWriter<'a> {
             R::TooManyClosedHolds => (12, 0),
             R::TokensExhausted => (13, 0),
             R::TableFull => (14, 0),
+            R::SpareTokens { asked } => (15, u64::from(*asked)),
+            R::NotCacheable => (16, 0),
+            R::HoldingCount { count } => (17, *count as u64),
             other => unreachable!("{other:?} is not an answer that a session keeps"),
         };
         self.u8(tag);
@@ -327,6 +342,21 @@ impl<'a> ItemReader<'a> {
         }
     }
 
+    pub(super) fn caching(&mut self) -> Read<(Caching, u32, Box<[Token]>)> {
+        let caching = match self.u8()? {
+            0 => Caching::None,
+            1 => Caching::Cached,
+            2 => Caching::Recalled,
+            3 => Caching::Try,
+            other => return Err(SnapshotError(format!("{other} is no kind of a cached hold"))),
+        };
+        let (spare_tokens, holding) = (self.narrow()?, self.list(1, Self::token)?);
+        if caching == Caching::None && spare_tokens == 0 && holding.is_empty() {
+            return Err(SnapshotError("a request of version 5 has nothing of it".to_owned()));
+        }
+        Ok((caching, spare_tokens, holding.into()))
+    }
+
     pub(super) fn request(&mut self) -> Read<RequestState> {
         let ticket = Ticket(self.number()?);
         let (owner, fingerprint) = match self.flag()? {
@@ -344,6 +374,9 @@ impl<'a> ItemReader<'a> {
             value: self.bytes()?,
             meta: self.bytes()?,
             since: WallTime::default(),
+            caching: Caching::None,
+            spare_tokens: 0,
+            holding: Box::default(),
             phase: match self.u8()? {
                 0 => Phase::Waiting { at_most_ms: self.option()? },
                 1 => Phase::Held { token: self.token()?, slots: self.slots()? },
@@ -381,7 +414,7 @@ impl<'a> ItemReader<'a> {
     fn rejection(&mut self) -> Read<Rejection> {
         use Rejection as R;
         let (tag, number) = (self.u8()?, self.number()?);
-        if matches!(tag, 1 | 7 | 10..=14) && number != 0 {
+        if matches!(tag, 1 | 7 | 10..=14 | 16) && number != 0 {
             return Err(SnapshotError(format!("rejection {tag} has no number, here it has {number}")));
         }
         Ok(match tag {
@@ -400,6 +433,9 @@ impl<'a> ItemReader<'a> {
             12 => R::TooManyClosedHolds,
             13 => R::TokensExhausted,
             14 => R::TableFull,
+            15 => R::SpareTokens { asked: narrow(number)? },
+            16 => R::NotCacheable,
+            17 => R::HoldingCount { count: narrow(number)? },
             other => return Err(SnapshotError(format!("{other} is not a rejection"))),
         })
     }

@@ -21,7 +21,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::codec::{ItemReader, ItemWriter};
 use super::view::RequestView;
-use super::{EndingState, FreedState, LimitState, RequestState, SessionState, Snapshot};
+use super::{Caching, EndingState, FreedState, LimitState, RequestState, SessionState, Snapshot};
 use crate::name::LockName;
 use crate::table::SnapshotError;
 use crate::types::{Ticket, WallTime};
@@ -48,6 +48,8 @@ const IDENTIFIED_ENDING: u8 = 8;
 /// rules.
 const CLOCK: u8 = 9;
 const TIMED_REQUEST: u8 = 10;
+/// A request with something that only version 5 of the rules knows, and its time, which may be unknown.
+const CACHED_REQUEST: u8 = 11;
 
 /// The counters of a table and its version of the rules.
 #[derive(Clone, Copy, Debug)]
@@ -114,6 +116,13 @@ pub(crate) fn put_request(
     out: &mut Vec<u8>,
     request: RequestView<'_, impl ExactSizeIterator<Item = impl Borrow<LockName>>>,
 ) -> Digest {
+    if request.caching != Caching::None || request.spare_tokens > 0 || !request.holding.is_empty() {
+        return put(out, CACHED_REQUEST, |w| {
+            w.number(request.since.0);
+            w.caching(&request);
+            w.request(request);
+        });
+    }
     match request.since {
         WallTime(0) => put(out, REQUEST, |w| w.request(request)),
         WallTime(since) => put(out, TIMED_REQUEST, |w| {
@@ -334,6 +343,11 @@ impl StreamReader {
             (ReaderState::Items, REQUEST) => SnapshotItem::Request(r.request()?),
             (ReaderState::Items, TIMED_REQUEST) => {
                 SnapshotItem::Request(RequestState { since: r.wall_time()?, ..r.request()? })
+            }
+            (ReaderState::Items, CACHED_REQUEST) => {
+                let since = WallTime(r.number()?);
+                let (caching, spare_tokens, holding) = r.caching()?;
+                SnapshotItem::Request(RequestState { since, caching, spare_tokens, holding, ..r.request()? })
             }
             (ReaderState::Items, LIMIT) => {
                 SnapshotItem::Limit(LimitState { name: r.name()?, limit: r.narrow()?, stored: r.flag()? })

@@ -127,8 +127,36 @@ pub struct RequestState {
     pub meta: Box<[u8]>,
     /// When it was granted; of a waiter, when it was queued (E3).
     pub since: WallTime,
+    /// Whether its holder caches it, or what cached holds decide about it.
+    pub caching: Caching,
+    /// Tokens of a hold after its first (C2).
+    pub spare_tokens: u32,
+    /// Tokens that the caller of a waiter holds (K1).
+    pub holding: Box<[Token]>,
     /// Waiting, held, revoked or closed.
     pub phase: Phase,
+}
+
+/// Whether a hold is a cached one, or a waiter is put off because of cached holds (C1–C6).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum Caching {
+    /// An ordinary hold or waiter.
+    #[default]
+    None,
+    /// A hold that its client may use for several sections.
+    Cached,
+    /// A cached hold for which others wait; its client begins no section with it any more.
+    Recalled,
+    /// A request that doesn't wait, put off until the holders of the cached holds in its way have answered.
+    Try,
+}
+
+impl Caching {
+    /// Whether it is a cached hold.
+    #[must_use]
+    pub fn is_held(self) -> bool {
+        matches!(self, Self::Cached | Self::Recalled)
+    }
 }
 
 /// Phase of a request. `slots` has one entry per name for permits and is otherwise empty.

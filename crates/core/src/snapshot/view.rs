@@ -3,7 +3,7 @@
 //! The encoder takes only this view, so both sources have the same encoding. The view borrows all fields
 //! except the names of the table, which an iterator builds from their segments.
 
-use super::{Phase, RequestState};
+use super::{Caching, Phase, RequestState};
 use crate::name::LockName;
 use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Slot, Ticket, Token, WallTime};
 
@@ -18,6 +18,9 @@ pub(crate) struct RequestView<'a, N> {
     pub(crate) value: &'a [u8],
     pub(crate) meta: &'a [u8],
     pub(crate) since: WallTime,
+    pub(crate) caching: Caching,
+    pub(crate) spare_tokens: u32,
+    pub(crate) holding: &'a [Token],
     pub(crate) phase: PhaseView<'a>,
 }
 
@@ -42,6 +45,9 @@ impl RequestState {
             value: &self.value,
             meta: &self.meta,
             since: self.since,
+            caching: self.caching,
+            spare_tokens: self.spare_tokens,
+            holding: &self.holding,
             phase: match &self.phase {
                 &Phase::Waiting { at_most_ms } => PhaseView::Waiting { at_most_ms },
                 Phase::Held { token, slots } => PhaseView::Held { token: *token, slots },
@@ -68,6 +74,9 @@ impl<N: Iterator<Item = LockName>> RequestView<'_, N> {
             value: self.value.into(),
             meta: self.meta.into(),
             since: self.since,
+            caching: self.caching,
+            spare_tokens: self.spare_tokens,
+            holding: self.holding.into(),
             phase: match self.phase {
                 PhaseView::Waiting { at_most_ms } => Phase::Waiting { at_most_ms },
                 PhaseView::Held { token, slots } => Phase::Held { token, slots: slots.to_vec() },

@@ -1,23 +1,25 @@
 //! Acquire, and changes of a hold's value and mode (R5–R7, N1, G2, G3, L2–L4).
 
-use super::Table;
 use super::names::NodeId;
 use super::request::{Extras, Few, Owner, RequestEntry, RequestId, RequestStage, base_bytes};
+use super::work::Budget;
+use super::{Table, tell_ends, tell_recalls};
 use crate::command::{Acquire, IfBusy};
 use crate::limits;
 use crate::name::LockName;
-use crate::reply::{End, Rejection, Reply};
+use crate::reply::{Effects, End, Rejection, Reply};
+use crate::snapshot::Caching;
 use crate::types::{Fingerprint, Mode, ModeKind, Seq, SessionId, Ticket};
 use crate::validate::{self, AcquireContent};
 
 impl Table {
     /// Checks in the order of rule R7.
-    pub(super) fn acquire(&mut self, acquire: Acquire) -> Reply {
+    pub(super) fn acquire(&mut self, acquire: Acquire, out: &mut Effects) -> Reply {
         let (id, seq, fingerprint) = (acquire.session, acquire.seq, Fingerprint::of_acquire(&acquire));
         if let Err(answer) = self.take_seq(id, seq, fingerprint, acquire.done_through) {
             return answer;
         }
-        let reply = match self.try_acquire(acquire, fingerprint) {
+        let reply = match self.try_acquire(acquire, fingerprint, out) {
             Ok(live) => return live,
             Err(last) => last,
         };
@@ -26,7 +28,7 @@ impl Table {
 
     /// The checks that come first for every numbered command except `Finish`: session, `done_through`, seq
     /// and the limit of kept answers. `Err` is the reply to a command that is not executed.
-    fn take_seq(
+    pub(super) fn take_seq(
         &mut self,
         id: SessionId,
         seq: Seq,
@@ -57,7 +59,13 @@ impl Table {
     /// queue length of `Busy` are left out: they are informational, and the holder may differ between
     /// replicas, since the search for it visits a bounded number of names in an order that differs between
     /// replicas (M2).
-    fn keep_own(&mut self, id: SessionId, seq: Seq, fingerprint: Fingerprint, reply: Reply) -> Reply {
+    pub(super) fn keep_own(
+        &mut self,
+        id: SessionId,
+        seq: Seq,
+        fingerprint: Fingerprint,
+        reply: Reply,
+    ) -> Reply {
         let kept = match &reply {
             Reply::Busy { .. } => Reply::Busy { holder: None, queued_ahead: 0 },
             reply => reply.clone(),
@@ -69,7 +77,15 @@ impl Table {
     }
 
     /// `Ok`: granted or queued. `Err`: a final answer.
-    fn try_acquire(&mut self, acquire: Acquire, fingerprint: Fingerprint) -> Result<Reply, Reply> {
+    fn try_acquire(
+        &mut self,
+        mut acquire: Acquire,
+        fingerprint: Fingerprint,
+        out: &mut Effects,
+    ) -> Result<Reply, Reply> {
+        if self.rules < limits::RULES_WITH_CACHED_HOLDS {
+            (acquire.spare_tokens, acquire.holding) = (0, Box::default());
+        }
         AcquireContent::from(&acquire).check().map_err(Reply::Refused)?;
         let names = merge(acquire.names, acquire.subtree);
         let kind = acquire.mode.kind();
@@ -85,7 +101,8 @@ impl Table {
         }
         let account = session.account;
         let base_bytes = base_bytes(&names);
-        let bytes = u64::from(base_bytes) + (acquire.value.len() + acquire.meta.len()) as u64;
+        let content = acquire.value.len() + acquire.meta.len() + size_of_val(&*acquire.holding);
+        let bytes = u64::from(base_bytes) + content as u64;
         if self.bytes() + bytes > limits::TABLE_BYTES_MAX {
             return Err(Reply::Refused(Rejection::TableFull));
         }
@@ -97,17 +114,20 @@ impl Table {
         let of = if let Mode::Permit { of } = acquire.mode { of } else { None };
         let wanted = Wanted { nodes: nodes.as_slice(), kind, subtree: acquire.subtree, of };
         let free = !self.is_blocked(&wanted, Ticket(u64::MAX));
-        let (at_most_ms, waiters_max) = match acquire.if_busy {
-            IfBusy::Wait { at_most_ms, waiters_max } if acquire.if_busy.may_wait() => {
-                (Some(at_most_ms), waiters_max)
+        let wait = match acquire.if_busy {
+            IfBusy::Wait { at_most_ms, waiters_max }
+                if acquire.if_busy.may_wait() && !self.is_too_long(nodes.as_slice(), waiters_max) =>
+            {
+                Some(at_most_ms)
             }
-            _ => (None, None),
+            _ => None,
         };
-        let refusal = match (free, at_most_ms) {
+        let is_put_off = !free && wait.is_none() && self.is_blocked_by_cached_only(&wanted);
+        let at_most_ms = if is_put_off { Some(limits::TRY_WAIT_MS) } else { wait.flatten() };
+        let refusal = match (free, wait) {
             (true, _) => None,
-            (false, None) => Some(self.busy(&wanted)),
-            (false, Some(_)) if self.is_too_long(nodes.as_slice(), waiters_max) => Some(self.busy(&wanted)),
-            (false, Some(_)) => self.full_queue(nodes.as_slice()),
+            (false, None) if !is_put_off => Some(self.busy(&wanted)),
+            (false, _) => self.full_queue(nodes.as_slice()),
         };
         if let Some(refusal) = refusal {
             nodes.as_slice().iter().for_each(|&node| self.names.forget_if_idle(node));
@@ -115,8 +135,12 @@ impl Table {
         }
 
         let ticket = self.next_ticket();
-        let extras = (!acquire.value.is_empty() || !acquire.meta.is_empty())
-            .then(|| Box::new(Extras { value: acquire.value, meta: acquire.meta, ..Extras::default() }));
+        // What the caller holds matters only while it waits.
+        let holding = if free { Box::default() } else { acquire.holding };
+        let has_extras = !acquire.value.is_empty() || !acquire.meta.is_empty() || !holding.is_empty();
+        let extras = has_extras.then(|| {
+            Box::new(Extras { value: acquire.value, meta: acquire.meta, holding, ..Extras::default() })
+        });
         let id = self.requests.insert(
             RequestEntry {
                 ticket,
@@ -129,7 +153,9 @@ impl Table {
                 keep_closed_ms: acquire.keep_closed_ms as u32,
                 base_bytes,
                 account,
-                stage: RequestStage::Waiting { at_most_ms: at_most_ms.flatten() },
+                stage: RequestStage::Waiting { at_most_ms },
+                caching: Caching::None,
+                spare_tokens: 0,
                 since: self.clock,
                 extras,
             },
@@ -143,9 +169,15 @@ impl Table {
             self.imply_limits(id, of);
         }
         if free {
-            self.hold(id);
+            self.hold(id, acquire.spare_tokens);
         } else {
             self.queue(id);
+            if is_put_off {
+                self.set_caching(id, Caching::Try);
+            }
+            let mut recalls = Vec::new();
+            self.recall(id, &mut Budget::new(self.work_max), &mut recalls);
+            tell_recalls(recalls, out);
         }
         Ok(self.present_state(id))
     }
@@ -208,7 +240,14 @@ impl Table {
         self.own_hold(id, target).map_or(0, |hold| self.growth(hold, value_bytes))
     }
 
-    pub(super) fn downgrade(&mut self, id: SessionId, seq: Seq, target: Seq, done_through: Seq) -> Reply {
+    pub(super) fn downgrade(
+        &mut self,
+        id: SessionId,
+        seq: Seq,
+        target: Seq,
+        done_through: Seq,
+        out: &mut Effects,
+    ) -> Reply {
         let fingerprint = Fingerprint::of_downgrade(target);
         if let Err(answer) = self.take_seq(id, seq, fingerprint, done_through) {
             return answer;
@@ -220,6 +259,9 @@ impl Table {
                 ModeKind::Permit => Reply::Refused(Rejection::WrongMode { target }),
                 ModeKind::Exclusive => {
                     self.share(hold);
+                    let mut ends = Vec::new();
+                    self.end_caching(hold, &mut ends);
+                    tell_ends(ends, out);
                     Reply::Done
                 }
             },
@@ -228,7 +270,7 @@ impl Table {
     }
 
     /// Returns the session's live hold with this seq, if it is not revoked.
-    fn own_hold(&self, id: SessionId, target: Seq) -> Result<RequestId, Reply> {
+    pub(super) fn own_hold(&self, id: SessionId, target: Seq) -> Result<RequestId, Reply> {
         let not_held = Reply::Refused(Rejection::NotHeld { target });
         let session = self.sessions.get(id).ok_or(Reply::SessionGone)?;
         let &request = session.live.get(&target).ok_or(not_held.clone())?;

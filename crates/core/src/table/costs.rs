@@ -43,11 +43,12 @@ impl Command {
             | Self::Finish { .. }
             | Self::SetValue { .. }
             | Self::Downgrade { .. }
+            | Self::Settle { .. }
             | Self::CloseSession { .. }
             | Self::ExpireSession { .. }
             | Self::Resume => limits::NAMES_PER_REQUEST_MAX * limits::NAME_SEGMENTS_MAX,
         };
-        (PER_SEGMENT * (segments + 2 * work_max) + VISITS) as u64
+        (PER_SEGMENT * (segments + 3 * work_max) + VISITS) as u64
     }
 
     /// The names that the command contains.
@@ -66,6 +67,7 @@ impl Command {
             | Self::Finish { .. }
             | Self::SetValue { .. }
             | Self::Downgrade { .. }
+            | Self::Settle { .. }
             | Self::RaiseTokens { .. }
             | Self::RaiseRules { .. }
             | Self::SetClock { .. }
@@ -80,7 +82,7 @@ impl Command {
         names
             + match self {
                 Self::OpenSession(open) => open.label.len() + open.identity.len(),
-                Self::Acquire(it) => it.value.len() + it.meta.len(),
+                Self::Acquire(it) => it.value.len() + it.meta.len() + size_of_val(&*it.holding),
                 Self::SetValue { value, .. } => value.len(),
                 Self::Break(order) => order.reason.len() + order.by.len(),
                 Self::CloseSession { .. }
@@ -90,6 +92,7 @@ impl Command {
                 | Self::EndRevoked { .. }
                 | Self::Finish { .. }
                 | Self::Downgrade { .. }
+                | Self::Settle { .. }
                 | Self::SetLimit { .. }
                 | Self::RaiseTokens { .. }
                 | Self::RaiseRules { .. }
@@ -111,6 +114,7 @@ impl Command {
             | Self::Break(_) => true,
             Self::CloseSession { .. }
             | Self::Finish { .. }
+            | Self::Settle { .. }
             | Self::ExpireSession { .. }
             | Self::TimeOut { .. }
             | Self::EndDelay { .. }
@@ -140,8 +144,9 @@ impl Table {
                 Some((*session, Usage { bytes, ..Usage::default() }.plus(Usage::of_answer())))
             }
             Command::Downgrade { session, .. } => Some((*session, Usage::of_answer())),
-            // The answer of a `Finish` is small, and an identity at its limit must be able to end requests.
+            // The answer is small, and an identity at its limit must be able to give locks back.
             Command::Finish { .. }
+            | Command::Settle { .. }
             | Command::OpenSession(_)
             | Command::CloseSession { .. }
             | Command::ExpireSession { .. }

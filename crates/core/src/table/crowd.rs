@@ -214,11 +214,12 @@ impl Here {
             Self::Idle => None,
             Self::Held(id) => {
                 let request = &requests[*id as usize];
-                (request.token() == Some(token) && classes.contains(&request.class())).then_some(*id)
+                (request.has_token(token) && classes.contains(&request.class())).then_some(*id)
             }
-            Self::Crowd(crowd) => {
-                classes.iter().find_map(|&class| crowd.holds.of(class).get(&token).copied())
-            }
+            Self::Crowd(crowd) => classes.iter().find_map(|&class| {
+                let (_, &id) = crowd.holds.of(class).range(..=token).next_back()?;
+                requests[id as usize].has_token(token).then_some(id)
+            }),
         }
     }
 

@@ -7,6 +7,7 @@ use super::request::{RequestId, RequestStage};
 use crate::limits;
 use crate::name::LockName;
 use crate::reply::{Grant, PermitGrant, Reply};
+use crate::snapshot::Caching;
 use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token, WallTime};
 
 /// Status of a token at a name (B4).
@@ -86,6 +87,10 @@ pub struct HoldInfo {
     pub state: HoldState,
     /// When it was granted (E3).
     pub since: WallTime,
+    /// Whether its client caches it, and whether it is recalled.
+    pub caching: Caching,
+    /// Number of tokens after `token` that belong to the hold as well (C2).
+    pub spare_tokens: u32,
     /// Value that the holder publishes.
     pub value: Box<[u8]>,
     /// Purpose, for people.
@@ -309,6 +314,8 @@ impl Table {
             slot: index.and_then(|index| request.slot(index)),
             state,
             since: request.since,
+            caching: request.caching,
+            spare_tokens: request.spare_tokens,
             value: extras.map(|extras| extras.value.clone()).unwrap_or_default(),
             meta: extras.map(|extras| extras.meta.clone()).unwrap_or_default(),
         })
@@ -329,8 +336,9 @@ impl Table {
         let live: usize = self.sessions.iter().map(|(_, session)| session.live.len()).sum();
         let revoked: Vec<_> = self.revoked.keys().copied().collect();
         let closed: Vec<_> = self.closed.keys().copied().collect();
-        let bytes = self.bytes();
-        (nodes, live, revoked, closed, self.closing, self.stored_limits, self.by_secret.len(), bytes)
+        let (bytes, cached) = (self.bytes(), self.cached.counts());
+        let counts = (self.closing, self.stored_limits, self.by_secret.len(), bytes, cached);
+        (nodes, live, revoked, closed, counts)
     }
 
     /// Current state of a live request: queued, granted or revoked (P7-a).
@@ -355,7 +363,7 @@ impl Table {
         let Some(token) = request.token() else { unreachable!("only holds are described as grants") };
         let permits = request.nodes.as_slice().iter().zip(request.slots.as_slice());
         let permits = permits.map(|(&node, &slot)| PermitGrant { slot, limit: self.limit_in_force(node) });
-        Grant { token, permits: permits.collect() }
+        Grant { token, permits: permits.collect(), spare_tokens: request.spare_tokens }
     }
 
     fn limit_in_force(&self, node: NodeId) -> u32 {

@@ -3,6 +3,7 @@
 use super::request::{RequestId, RequestStage};
 use super::{EndOf, Table, tell_ends};
 use crate::reply::{Effect, Effects, End, Reply};
+use crate::snapshot::Caching;
 use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Token};
 
 impl Table {
@@ -23,6 +24,7 @@ impl Table {
             return Reply::Finished(session.finish_kept(target, seq));
         };
         let entry = &self.requests[request as usize];
+        let ticket = entry.ticket;
         let end = match entry.stage {
             RequestStage::Waiting { .. } => End::Left,
             RequestStage::Revoked { .. } => End::Broken,
@@ -30,7 +32,10 @@ impl Table {
         };
         session.keep(target, entry.fingerprint, Reply::Finished(end), Some(seq));
         drop(session);
-        out.extend(self.end_request(request, 0));
+        let mut ends = Vec::new();
+        let closed = self.end_request(request, 0, &mut ends);
+        ends.push(EndOf { ticket, ended: None, closed });
+        tell_ends(ends, out);
         Reply::Finished(end)
     }
 
@@ -66,6 +71,19 @@ impl Table {
     /// a `Finish` confirms it (R3). A hold whose session has ended, and which the backlog has not reached
     /// yet, gets the session's lock-delay (D1) and no `Ended` effect: `SessionEnded` stands for it (E1).
     pub(super) fn end_unasked(&mut self, id: RequestId, end: End, closure: Closure, out: &mut Effects) {
+        let mut ends = Vec::new();
+        self.end_unasked_into(id, end, closure, &mut ends);
+        tell_ends(ends, out);
+    }
+
+    /// As [`Table::end_unasked`], with the effects added to others that are still to be sorted.
+    pub(super) fn end_unasked_into(
+        &mut self,
+        id: RequestId,
+        end: End,
+        closure: Closure,
+        ends: &mut Vec<EndOf>,
+    ) {
         let request = &self.requests[id as usize];
         let (ticket, fingerprint) = (request.ticket, request.fingerprint);
         let Some(owner) = request.owner else { return };
@@ -84,13 +102,19 @@ impl Table {
             Closure::AsAgreed => lock_delay_ms.unwrap_or_default(),
             Closure::None => 0,
         };
-        let closed = self.end_request(id, delay_ms);
-        tell_ends(vec![EndOf { ticket, ended, closed }], out);
+        let closed = self.end_request(id, delay_ms, ends);
+        ends.push(EndOf { ticket, ended, closed });
     }
 
     /// Removes a waiter, or ends a hold, which then stays closed for the greater of `keep_closed` and
-    /// `delay_ms` (D1). The caller removes the request from its session's `live`.
-    pub(super) fn end_request(&mut self, id: RequestId, delay_ms: u64) -> Option<Effect> {
+    /// `delay_ms` (D1). The caller removes the request from its session's `live`. `ends` takes the ends of
+    /// other requests: those that were put off because of a cached hold which is closed now (C6).
+    pub(super) fn end_request(
+        &mut self,
+        id: RequestId,
+        delay_ms: u64,
+        ends: &mut Vec<EndOf>,
+    ) -> Option<Effect> {
         let request = &self.requests[id as usize];
         let keep_ms = u64::from(request.keep_closed_ms);
         let Some(token) = request.token() else {
@@ -103,10 +127,13 @@ impl Table {
         }
         let ms = keep_ms.max(delay_ms);
         if ms == 0 {
+            self.set_caching(id, Caching::None);
             self.remove_hold(id);
             return None;
         }
-        self.sessions.keep_account(request.account);
+        let account = request.account;
+        self.end_caching(id, ends);
+        self.sessions.keep_account(account);
         self.requests.edit(id, &self.names, |request| {
             request.stage = RequestStage::Closed { token, ms };
             request.owner = None;

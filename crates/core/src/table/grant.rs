@@ -6,7 +6,9 @@ use super::acquire::Wanted;
 use super::crowd::{Class, Here, opposed};
 use super::names::{NameNode, NodeId};
 use super::request::{RequestEntry, RequestId, RequestStage};
+use crate::limits;
 use crate::reply::{Effect, Effects};
+use crate::snapshot::Caching;
 use crate::types::{ModeKind, Ticket, Token};
 
 impl RequestEntry {
@@ -63,7 +65,7 @@ impl Table {
 
     /// Whether no permit is left: holds (closed ones included, L1) + earlier waiting permits + 1 > limit.
     /// Also returns true if more than
-    /// [`limits::PERMIT_WAITERS_PASSED_MAX`](crate::limits::PERMIT_WAITERS_PASSED_MAX) earlier permits wait
+    /// [`limits::PERMIT_WAITERS_PASSED_MAX`] earlier permits wait
     /// (M2).
     pub(super) fn is_full(&self, here: &Here, of: Option<u32>, ticket: Ticket) -> bool {
         let Some(limit) = here.limit().map(|limit| limit.number).or(of) else { return false };
@@ -104,6 +106,7 @@ impl Table {
 
     /// Removes a request from the queue of each of its names.
     pub(super) fn unqueue(&mut self, id: RequestId) {
+        self.set_caching(id, Caching::None);
         let request = &self.requests[id as usize];
         let (ticket, shared) = (request.ticket, request.kind == ModeKind::Shared);
         let nodes = request.nodes.clone();
@@ -113,14 +116,22 @@ impl Table {
         }
     }
 
-    /// Turns a request into a hold with the next token and, for permits, the lowest free slots.
-    pub(super) fn hold(&mut self, id: RequestId) {
+    /// Turns a request into a hold with the next token and, for permits, the lowest free slots. With spare
+    /// tokens it is a cached hold, unless there are not as many left (C2).
+    pub(super) fn hold(&mut self, id: RequestId, spare_tokens: u32) {
         self.last_token += 1;
         let Some(token) = Token::new(self.last_token) else { unreachable!("callers check TOKEN_MAX") };
+        let last = self.last_token + u64::from(spare_tokens);
+        let spare_tokens = if last <= limits::TOKEN_MAX { spare_tokens } else { 0 };
+        self.last_token += u64::from(spare_tokens);
         let since = self.clock;
         self.requests.edit(id, &self.names, |request| {
             (request.stage, request.since) = (RequestStage::Held { token }, since);
+            request.spare_tokens = spare_tokens;
         });
+        if spare_tokens > 0 {
+            self.set_caching(id, Caching::Cached);
+        }
         let request = &self.requests[id as usize];
         let shared = request.kind == ModeKind::Shared;
         let nodes = request.nodes.clone();
@@ -156,8 +167,14 @@ impl Table {
         self.granted_after.extend(self.requests[id as usize].since.until(self.clock));
         // The request becomes a hold before it leaves the queue. In the other order, the name could be
         // without a permit request for a moment, and its implied limit would be removed (L3).
-        self.hold(id);
+        self.hold(id, 0);
         self.unqueue(id);
+        self.requests.edit(id, &self.names, |request| {
+            // What the caller held while it waited matters no more (K1).
+            if let Some(extras) = &mut request.extras {
+                extras.holding = Box::default();
+            }
+        });
         out.push(Effect::Granted { session: owner.session, seq: owner.seq, grant: self.grant_of(id) });
     }
 }

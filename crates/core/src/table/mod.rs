@@ -1,13 +1,15 @@
 //! The table: all sessions and all locks, and the function that changes them.
 //!
 //! `apply` dispatches a command and then runs the grant pass (G1). The rules are in one module per concept:
-//! `sessions`, `acquire`, `grant`, `end`, `breaks`, `admin`. `pass` is the grant pass, and `work` bounds the
+//! `sessions`, `acquire`, `grant`, `end`, `breaks`,
+//! `caching`, `admin`. `pass` is the grant pass, and `work` bounds the
 //! work of a command.
 
 mod acquire;
 mod admin;
 mod ages;
 mod breaks;
+mod caching;
 mod copy_on_write;
 mod costs;
 mod crowd;
@@ -43,12 +45,13 @@ use crate::command::Command;
 use crate::limits;
 use crate::reply::{Effect, Effects, Reply};
 use crate::types::{SessionId, Ticket, Token, WallTime};
+use caching::CachedNames;
 use names::{Names, NodeId};
 use request::RequestId;
 use requests::Requests;
 use session::Sessions;
 use snapshot_iterator::SnapshotIterator;
-use work::{Freed, Unpassed};
+use work::{Budget, Freed, Unpassed};
 
 /// The replicated state: all locks, all sessions and the token counter.
 ///
@@ -67,6 +70,10 @@ pub struct Table {
     by_secret: BTreeMap<[u8; 32], SessionId>,
     revoked: BTreeMap<Token, RequestId>,
     closed: BTreeMap<Token, RequestId>,
+    cached: CachedNames,
+    /// What is left of the current command's bound on the requests that it ends because they were put off
+    /// (C6).
+    tries_left: Budget,
     /// Number of closed holds and live requests with `keep_closed` (D4).
     closing: usize,
     stored_limits: usize,
@@ -111,6 +118,8 @@ impl Table {
             by_secret: BTreeMap::new(),
             revoked: BTreeMap::new(),
             closed: BTreeMap::new(),
+            cached: CachedNames::default(),
+            tries_left: Budget::new(0),
             closing: 0,
             stored_limits: 0,
             freed: Vec::new(),
@@ -129,6 +138,7 @@ impl Table {
     pub fn apply(&mut self, command: Command, out: &mut Effects) -> Reply {
         debug_assert!(self.freed.is_empty());
         self.granted_after.clear();
+        self.tries_left = Budget::new(self.work_max);
         let reply = match command {
             Command::OpenSession(open) => self.open_session(open),
             Command::CloseSession { session } => self.end_session(session, false, out),
@@ -136,7 +146,7 @@ impl Table {
             Command::TimeOut { session, target } => self.time_out(session, target, out),
             Command::EndDelay { token } => self.end_delay(token),
             Command::EndRevoked { token } => self.end_revoked(token, out),
-            Command::Acquire(acquire) => self.acquire(acquire),
+            Command::Acquire(acquire) => self.acquire(acquire, out),
             Command::Finish { session, seq, target, done_through } => {
                 self.finish(session, seq, target, done_through, out)
             }
@@ -144,7 +154,10 @@ impl Table {
                 self.set_value(session, seq, target, value, done_through)
             }
             Command::Downgrade { session, seq, target, done_through } => {
-                self.downgrade(session, seq, target, done_through)
+                self.downgrade(session, seq, target, done_through, out)
+            }
+            Command::Settle { session, seq, target, done_through } => {
+                self.settle(session, seq, target, done_through, out)
             }
             Command::SetLimit { name, limit } => self.set_limit(&name, limit),
             Command::Break(order) => self.break_hold(&order, out),
@@ -204,6 +217,12 @@ struct EndOf {
     ticket: Ticket,
     ended: Option<Effect>,
     closed: Option<Effect>,
+}
+
+/// Appends the effects of recalls in the order of the holds' tickets (E1).
+fn tell_recalls(mut recalls: Vec<(Ticket, Effect)>, out: &mut Effects) {
+    recalls.sort_unstable_by_key(|&(ticket, _)| ticket);
+    out.extend(recalls.into_iter().map(|(_, effect)| effect));
 }
 
 fn tell_ends(mut ends: Vec<EndOf>, out: &mut Effects) {

@@ -9,14 +9,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use super::Table;
 use super::crowd::{Class, opposed};
 use super::names::NodeId;
 use super::request::RequestId;
 use super::work::{Budget, Freed};
+use super::{Table, tell_recalls};
 use crate::limits;
 use crate::name::LockName;
-use crate::reply::Effects;
+use crate::reply::{Effect, Effects};
 use crate::types::{ModeKind, Ticket};
 
 /// A waiter's visit is charged to the budget as the number of its names and their prefixes, or as the number
@@ -43,6 +43,9 @@ struct Pass {
     heads: BTreeSet<(Ticket, LaneId)>,
     /// Names whose crowd of waiting permits became smaller by grants of this pass.
     thinned: BTreeSet<NodeId>,
+    /// Effects on cached holds in the way of the visited waiters, and on the waiters.
+    recalls: Vec<(Ticket, Effect)>,
+    grants: Effects,
 }
 
 impl Pass {
@@ -72,7 +75,10 @@ impl Table {
         let mut freed = std::mem::take(&mut self.freed);
         freed.sort_unstable();
         freed.dedup();
-        let passed = self.pass(&freed, out);
+        let mut pass = self.begin_pass(&freed);
+        let passed = self.pass(&mut pass);
+        tell_recalls(pass.recalls, out);
+        out.append(&mut pass.grants);
         // Ends of requests during the pass may free further names, which are left to the next pass.
         let mut later: Vec<Freed<NodeId>> = std::mem::take(&mut self.freed);
         if let Some(passed) = passed {
@@ -92,8 +98,7 @@ impl Table {
     }
 
     /// Grants waiters. Returns a ticket if the budget is spent: all waiters up to that ticket were visited.
-    fn pass(&mut self, freed: &[Freed<NodeId>], out: &mut Effects) -> Option<Ticket> {
-        let mut pass = self.begin_pass(freed);
+    fn pass(&mut self, pass: &mut Pass) -> Option<Ticket> {
         let mut budget = Budget::new(self.work_max);
         while let Some(&(ticket, _)) = pass.heads.first() {
             if self.last_token >= limits::TOKEN_MAX {
@@ -111,7 +116,7 @@ impl Table {
             let Some(id) = lanes.first().and_then(|&lane| self.waiter_at(lane, ticket)) else { continue };
             let visits = self.visits();
             let names = self.names_above(id);
-            self.visit_waiter(id, ticket, &lanes, &mut pass, out);
+            self.visit_waiter(id, ticket, &lanes, pass, &mut budget);
             // Visiting a waiter for permits also visits the requests for permits before it, which may be more
             // than its names.
             budget.spend(names.max((self.visits() - visits) as usize / VISITS_PER_NAME));
@@ -120,7 +125,7 @@ impl Table {
             }
             if budget.is_spent() && !pass.heads.is_empty() {
                 let thinned = |name| Freed { name, subtree: false, kind: ModeKind::Permit, after: ticket };
-                self.freed.extend(pass.thinned.into_iter().map(thinned));
+                self.freed.extend(std::mem::take(&mut pass.thinned).into_iter().map(thinned));
                 return Some(ticket);
             }
         }
@@ -135,7 +140,7 @@ impl Table {
         ticket: Ticket,
         lanes: &[LaneId],
         pass: &mut Pass,
-        out: &mut Effects,
+        budget: &mut Budget,
     ) {
         let request = &self.requests[id as usize];
         let (class, kind) = (request.class(), request.kind);
@@ -162,8 +167,10 @@ impl Table {
                 pass.open.remove(&(node, lane));
             }
         }
-        if !is_blocked {
-            self.grant(id, out);
+        if is_blocked {
+            self.recall(id, budget, &mut pass.recalls);
+        } else {
+            self.grant(id, &mut pass.grants);
             if class == Class::Permit {
                 self.visit_behind_crowds(id, ticket, pass);
             }
@@ -206,7 +213,7 @@ impl Table {
             }
         }
         let heads = lanes.iter().filter_map(|(&lane, &after)| self.next_in(lane, after)).collect();
-        Pass { open: lanes.into_keys().collect(), heads, thinned: BTreeSet::new() }
+        Pass { open: lanes.into_keys().collect(), heads, ..Pass::default() }
     }
 
     /// The first waiter of a lane with a ticket above `after`.

@@ -4,9 +4,10 @@
 use super::Table;
 use super::request::RequestStage;
 use crate::reply::{End, Reply};
+use crate::snapshot::Caching;
 use crate::types::{Seq, SessionId, Token};
 
-/// A state that a timer of the leader ends. The table stores durations, not deadlines; the duration for a
+/// A state that a new leader has to know: most are ended by a timer of the leader. The table stores durations, not deadlines; the duration for a
 /// revoked hold is its session's ttl.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pending {
@@ -35,6 +36,13 @@ pub enum Pending {
         /// The hold's token.
         token: Token,
     },
+    /// A cached hold that is recalled (C4). No timer ends it; its session is told again at every attach.
+    Recalled {
+        /// Session of the hold.
+        session: SessionId,
+        /// Request that became the hold.
+        seq: Seq,
+    },
 }
 
 impl Table {
@@ -56,6 +64,9 @@ impl Table {
             (RequestStage::Revoked { token }, Some(owner)) => {
                 Some(Pending::Revoked { session: owner.session, seq: owner.seq, token })
             }
+            (RequestStage::Held { .. }, Some(owner)) if request.caching == Caching::Recalled => {
+                Some(Pending::Recalled { session: owner.session, seq: owner.seq })
+            }
             _ => None,
         });
         (pending, next.map(|next| next as u64))
@@ -67,6 +78,13 @@ impl Table {
     pub fn is_waiting(&self, session: SessionId, seq: Seq) -> bool {
         let live = self.sessions.get(session).and_then(|it| it.live.get(&seq));
         live.is_some_and(|&id| matches!(self.requests[id as usize].stage, RequestStage::Waiting { .. }))
+    }
+
+    /// Whether a request of this session is a cached hold that is recalled (C4).
+    #[must_use]
+    pub fn is_recalled(&self, session: SessionId, seq: Seq) -> bool {
+        let live = self.sessions.get(session).and_then(|it| it.live.get(&seq));
+        live.is_some_and(|&id| self.requests[id as usize].caching == Caching::Recalled)
     }
 
     /// Requests of a session that ended without a command of its client, and whose end no `Finish` has

@@ -8,6 +8,7 @@ use super::crowd::Class;
 use super::names::{Names, NodeId};
 use super::usage::{AccountId, Usage};
 use crate::name::LockName;
+use crate::snapshot::Caching;
 use crate::snapshot::view::{PhaseView, RequestView};
 use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Slot, Ticket, Token, WallTime};
 
@@ -33,6 +34,9 @@ pub(super) struct RequestEntry {
     /// The account of the request's session; for a closed hold, of the session that held it.
     pub(super) account: AccountId,
     pub(super) stage: RequestStage,
+    pub(super) caching: Caching,
+    /// Tokens of a hold after its first.
+    pub(super) spare_tokens: u32,
     /// When it was granted; of a waiter, when it was queued.
     pub(super) since: WallTime,
     pub(super) extras: Option<Box<Extras>>,
@@ -60,6 +64,8 @@ pub(super) struct Extras {
     /// Reason of the break, for a revoked hold; the next field is the operator.
     pub(super) reason: Box<str>,
     pub(super) by: Box<str>,
+    /// Tokens that the caller of a waiter holds (K1).
+    pub(super) holding: Box<[Token]>,
 }
 
 /// Accounted size in bytes of a request; the next constant is that of each segment of each name.
@@ -77,10 +83,9 @@ pub(super) fn base_bytes(names: &[LockName]) -> u32 {
 impl RequestEntry {
     /// Accounted size in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        let extras = self
-            .extras
-            .as_ref()
-            .map_or(0, |it| it.value.len() + it.meta.len() + it.reason.len() + it.by.len());
+        let extras = self.extras.as_ref().map_or(0, |it| {
+            it.value.len() + it.meta.len() + it.reason.len() + it.by.len() + size_of_val(&*it.holding)
+        });
         u64::from(self.base_bytes) + extras as u64
     }
 
@@ -105,6 +110,12 @@ impl RequestEntry {
         }
     }
 
+    /// Whether the hold has this token.
+    pub(super) fn has_token(&self, token: Token) -> bool {
+        let first = self.token().map(Token::get);
+        first.is_some_and(|first| (first..=first + u64::from(self.spare_tokens)).contains(&token.get()))
+    }
+
     pub(super) fn extras_mut(&mut self) -> &mut Extras {
         self.extras.get_or_insert_default()
     }
@@ -127,6 +138,9 @@ impl RequestEntry {
             value: extras.map_or(&[], |extras| &extras.value),
             meta: extras.map_or(&[], |extras| &extras.meta),
             since: self.since,
+            caching: self.caching,
+            spare_tokens: self.spare_tokens,
+            holding: extras.map_or(&[], |extras| &extras.holding),
             phase: match self.stage {
                 RequestStage::Waiting { at_most_ms } => PhaseView::Waiting { at_most_ms },
                 RequestStage::Held { token } => PhaseView::Held { token, slots },

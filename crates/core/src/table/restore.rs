@@ -17,7 +17,9 @@ use super::usage::AccountId;
 use crate::limits;
 use crate::name;
 use crate::snapshot::items::{Header, SnapshotItem, StreamReader};
-use crate::snapshot::{EndingState, FreedState, LimitState, Phase, RequestState, SessionState, Snapshot};
+use crate::snapshot::{
+    Caching, EndingState, FreedState, LimitState, Phase, RequestState, SessionState, Snapshot,
+};
 use crate::types::{ModeKind, Seq, SessionId, Slot, WallTime};
 
 /// The snapshot does not describe a valid table. No part of it is used.
@@ -211,6 +213,7 @@ impl Table {
         let ticket = state.ticket;
         check_shape(&state, self.last_ticket)?;
         self.check_time(state.since)?;
+        self.check_caching(&state)?;
         let (mode, subtree) = (state.mode, state.subtree);
         let (stage, slots, reason, by) = match state.phase {
             Phase::Waiting { at_most_ms } => {
@@ -226,7 +229,7 @@ impl Table {
                 (RequestStage::Closed { token, ms }, slots, Box::default(), Box::default())
             }
         };
-        let has_extras = !(state.value.is_empty() && state.meta.is_empty())
+        let has_extras = !(state.value.is_empty() && state.meta.is_empty() && state.holding.is_empty())
             || matches!(stage, RequestStage::Revoked { .. });
         let keep_closed_ms = u32::try_from(state.keep_closed_ms)
             .map_err(|_| SnapshotError(format!("keep_closed of {} ms", state.keep_closed_ms)))?;
@@ -244,12 +247,17 @@ impl Table {
                 base_bytes: base_bytes(&state.names),
                 account: AccountId::UNKNOWN,
                 stage,
+                caching: state.caching,
+                spare_tokens: state.spare_tokens,
                 since: state.since,
-                extras: has_extras
-                    .then(|| Box::new(Extras { value: state.value, meta: state.meta, reason, by })),
+                extras: has_extras.then(|| {
+                    let (value, meta, holding) = (state.value, state.meta, state.holding);
+                    Box::new(Extras { value, meta, reason, by, holding })
+                }),
             },
             &self.names,
         );
+        self.restore_caching(id);
         self.closing += usize::from(keep_closed_ms > 0 || matches!(stage, RequestStage::Closed { .. }));
         match stage {
             RequestStage::Waiting { .. } => {
@@ -273,19 +281,44 @@ impl Table {
         Ok(())
     }
 
+    fn check_caching(&self, state: &RequestState) -> Result<(), SnapshotError> {
+        let is_held = matches!(state.phase, Phase::Held { .. });
+        let is_waiting = matches!(state.phase, Phase::Waiting { .. });
+        let fits = match state.caching {
+            Caching::None => true,
+            Caching::Cached | Caching::Recalled => {
+                is_held && state.mode == ModeKind::Exclusive && state.spare_tokens > 0
+            }
+            Caching::Try => is_waiting,
+        };
+        let is_plain = state.caching == Caching::None && state.spare_tokens == 0 && state.holding.is_empty();
+        if !fits
+            || (is_waiting && state.spare_tokens > 0)
+            || (!is_waiting && !state.holding.is_empty())
+            || (!is_plain && self.rules < limits::RULES_WITH_CACHED_HOLDS)
+        {
+            return refuse(format!("request with ticket {} is cached although it can't be", state.ticket.0));
+        }
+        Ok(())
+    }
+
     /// Runs the steps that need all items.
     fn complete(&mut self) -> Result<(), SnapshotError> {
         let tickets = self.requests.iter().map(|(_, request)| request.ticket.0);
         if let Some(ticket) = first_twice(tickets.collect()) {
             return refuse(format!("two requests have the ticket {ticket}"));
         }
-        let tokens = self.requests.iter().filter_map(|(_, request)| request.token());
-        let tokens: Vec<u64> = tokens.map(|token| token.get()).collect();
-        if let Some(token) = tokens.iter().find(|&&token| token > self.last_token) {
+        let tokens = self.requests.iter().filter_map(|(_, request)| {
+            let first = request.token()?.get();
+            Some((first, first + u64::from(request.spare_tokens)))
+        });
+        let mut tokens: Vec<(u64, u64)> = tokens.collect();
+        if let Some((_, token)) = tokens.iter().find(|&&(_, last)| last > self.last_token) {
             return refuse(format!("token {token} is above the counter {}", self.last_token));
         }
-        if let Some(token) = first_twice(tokens) {
-            return refuse(format!("two holds have the token {token}"));
+        tokens.sort();
+        if let Some(twice) = tokens.windows(2).find(|pair| pair[0].1 >= pair[1].0) {
+            return refuse(format!("two holds have the token {}", twice[1].0));
         }
         self.give_sessions_their_requests()?;
         for (id, node) in self.names.all() {

@@ -96,7 +96,7 @@ impl Table {
         while let Some((_, request, delay_ms)) = self.sessions.pop_ending(budget) {
             budget.spend(self.names_above(request));
             let ticket = self.requests[request as usize].ticket;
-            let closed = self.end_request(request, delay_ms);
+            let closed = self.end_request(request, delay_ms, &mut ends);
             ends.push(EndOf { ticket, ended: None, closed });
         }
         tell_ends(ends, out);
@@ -106,7 +106,8 @@ impl Table {
     /// grant pass visits the waiter.
     pub(super) fn end_of_ending(&mut self, owner: Owner, id: RequestId) {
         self.sessions.forget_request(owner);
-        let closed = self.end_request(id, 0);
-        debug_assert!(closed.is_none(), "a waiter leaves no closed hold (D2)");
+        let mut ends = Vec::new();
+        let closed = self.end_request(id, 0, &mut ends);
+        debug_assert!(closed.is_none() && ends.is_empty(), "a waiter leaves no closed hold (D2)");
     }
 }

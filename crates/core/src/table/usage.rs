@@ -34,7 +34,8 @@ impl Usage {
     /// The usage that an acquire adds if it is granted or queued.
     #[must_use]
     pub fn of_acquire(acquire: &Acquire) -> Self {
-        let bytes = u64::from(base_bytes(&acquire.names)) + (acquire.value.len() + acquire.meta.len()) as u64;
+        let content = acquire.value.len() + acquire.meta.len() + size_of_val(&*acquire.holding);
+        let bytes = u64::from(base_bytes(&acquire.names)) + content as u64;
         let waiters = u64::from(acquire.if_busy.may_wait());
         Self { sessions: 0, requests: 1, waiters, names: acquire.names.len() as u64, bytes }
     }

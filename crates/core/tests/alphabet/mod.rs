@@ -78,6 +78,8 @@ fn acquire(session: SessionId, seq: Seq, done_through: Seq, letter: Letter) -> C
         keep_closed_ms: if keep_closed { KEEP_CLOSED_MS } else { 0 },
         value: Box::default(),
         meta: Box::default(),
+        spare_tokens: 0,
+        holding: Box::default(),
     })
 }
 

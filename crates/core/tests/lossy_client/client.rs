@@ -144,7 +144,7 @@ impl Client {
                     other => Err(format!("R4: a Finish was answered {other:?}")),
                 }
             }
-            Command::SetValue { seq, .. } | Command::Downgrade { seq, .. } => {
+            Command::SetValue { seq, .. } | Command::Downgrade { seq, .. } | Command::Settle { seq, .. } => {
                 if let Some(Sent::Change { answered, .. }) = self.sent.get_mut(seq) {
                     *answered = true;
                 }
@@ -158,7 +158,7 @@ impl Client {
         match effect {
             Effect::Granted { seq, .. } | Effect::Revoked { seq, .. } => self.progress(*seq, Heard::Held),
             Effect::Ended { seq, end, .. } => self.over(*seq, *end, observer),
-            Effect::SessionEnded { .. } | Effect::Closed { .. } => Ok(()),
+            Effect::SessionEnded { .. } | Effect::Closed { .. } | Effect::Recalled { .. } => Ok(()),
         }
     }
 

@@ -210,7 +210,7 @@ impl World {
                 Effect::Granted { session, .. }
                 | Effect::Ended { session, .. }
                 | Effect::Revoked { session, .. } => *session,
-                Effect::SessionEnded { .. } | Effect::Closed { .. } => continue,
+                Effect::SessionEnded { .. } | Effect::Closed { .. } | Effect::Recalled { .. } => continue,
             };
             if effects_heard && let Some(client) = self.clients.iter_mut().find(|c| c.session == of) {
                 client.hear_effect(effect, &self.observer)?;

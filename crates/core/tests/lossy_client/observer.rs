@@ -45,7 +45,7 @@ impl Observer {
                     let own = self.0.iter_mut().filter(|((owner, _), _)| owner == session);
                     own.for_each(|(_, fate)| fate.ended = fate.ended.or(Some(End::Gone)));
                 }
-                Effect::Revoked { .. } | Effect::Closed { .. } => {}
+                Effect::Revoked { .. } | Effect::Closed { .. } | Effect::Recalled { .. } => {}
             }
         }
         Ok(())

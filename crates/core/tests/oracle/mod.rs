@@ -7,13 +7,14 @@
 //! waiters.
 #![allow(dead_code, reason = "each test binary uses its own part of the oracle")]
 
+mod caching;
 pub(crate) mod pair;
 mod queries;
 mod requests;
 mod retries;
 
 use lockkeeper_core::limits;
-use lockkeeper_core::snapshot::{LimitState, Phase, RequestState, SessionState};
+use lockkeeper_core::snapshot::{Caching, LimitState, Phase, RequestState, SessionState};
 use lockkeeper_core::{
     Break, Command, Effect, Effects, End, Fingerprint, LockName, OpenSession, Rejection, Reply, Seq,
     SessionId, Snapshot, Ticket, Token,
@@ -46,17 +47,20 @@ impl ReportedEffects {
     fn revoked(&mut self, ticket: Ticket, (session, seq): (SessionId, Seq), token: Token) {
         self.0.push(((1, ticket, 0), Effect::Revoked { session, seq, token }));
     }
+    fn recalled(&mut self, ticket: Ticket, (session, seq): (SessionId, Seq)) {
+        self.0.push(((2, ticket, 0), Effect::Recalled { session, seq }));
+    }
     fn ended(&mut self, ticket: Ticket, (session, seq): (SessionId, Seq), end: End) {
-        self.0.push(((2, ticket, 0), Effect::Ended { session, seq, end }));
+        self.0.push(((3, ticket, 0), Effect::Ended { session, seq, end }));
     }
     fn closed(&mut self, ticket: Ticket, token: Token, ms: u64) {
-        self.0.push(((2, ticket, 1), Effect::Closed { token, ms }));
+        self.0.push(((3, ticket, 1), Effect::Closed { token, ms }));
     }
     fn granted(&mut self, ticket: Ticket, effect: Effect) {
-        self.0.push(((3, ticket, 0), effect));
+        self.0.push(((4, ticket, 0), effect));
     }
 
-    /// E1: sessions ended; revoked; ends and closed holds in ticket order, for one ticket the end first;
+    /// E1: sessions ended; revoked; recalled; ends and closed holds in ticket order, for one ticket the end first;
     /// grants in ticket order.
     fn e1_in_order(mut self, out: &mut Effects) {
         self.0.sort_by_key(|(place, _)| *place);
@@ -90,6 +94,7 @@ impl Oracle {
     pub(crate) fn apply(&mut self, command: Command, out: &mut Effects) -> Reply {
         let mut reported = ReportedEffects::default();
         let reply = self.run(command, &mut reported);
+        self.c6_judge_anew(&mut reported);
         self.g1_one_pass_of_grants(&mut reported);
         self.l3_forget_implied_limits();
         self.r3_forget_confirmed_answers();
@@ -109,7 +114,9 @@ impl Oracle {
             Command::Acquire(acquire) => {
                 let (session, seq, done_through) = (acquire.session, acquire.seq, acquire.done_through);
                 let fingerprint = Fingerprint::of_acquire(&acquire);
-                self.numbered(session, seq, fingerprint, done_through, |oracle| oracle.acquire(acquire))
+                self.numbered(session, seq, fingerprint, done_through, |oracle| {
+                    oracle.acquire(acquire, reported)
+                })
             }
             Command::Finish { session, seq, target, done_through } => {
                 self.r4_finish(session, seq, target, done_through, reported)
@@ -124,6 +131,12 @@ impl Oracle {
                 let fingerprint = Fingerprint::of_downgrade(target);
                 self.numbered(session, seq, fingerprint, done_through, |oracle| {
                     oracle.g2_downgrade(session, target)
+                })
+            }
+            Command::Settle { session, seq, target, done_through } => {
+                let fingerprint = Fingerprint::of_settle(target);
+                self.numbered(session, seq, fingerprint, done_through, |oracle| {
+                    oracle.c5_settle(session, target)
                 })
             }
             Command::SetLimit { name, limit } => self.l4_set_limit(name, limit),
@@ -244,6 +257,7 @@ impl Oracle {
                 request.meta = Box::default();
                 request.keep_closed_ms = 0; // `Phase::Closed` has its own `ms`
                 request.phase = Phase::Closed { token, slots, ms };
+                request.caching = Caching::None; // C6
                 reported.closed(ticket, token, ms);
             }
             _ => self.forget(ticket),
@@ -304,7 +318,7 @@ impl Oracle {
             .state
             .requests
             .iter_mut()
-            .find(|r| token_of(r) == Some(command.token) && b3_covers(r, &command.name));
+            .find(|r| c2_has_token(r, command.token.get()) && b3_covers(r, &command.name));
         let Some(request) = hit else {
             return Reply::NotCurrent { live: self.b4_live_tokens(&command.name) };
         };
@@ -318,6 +332,7 @@ impl Oracle {
                 let (token, slots) = (*token, slots.clone());
                 let (reason, by) = (command.reason.clone(), command.by.clone());
                 request.phase = Phase::Revoked { token, slots, reason, by };
+                request.caching = Caching::None; // C6
                 reported.revoked(ticket, owner.expect("a hold has an owner"), token);
             }
             (Phase::Held { .. } | Phase::Revoked { .. }, true) => {
@@ -349,8 +364,12 @@ impl Oracle {
         if token == 0 || token > self.state.last_token {
             return Checked::NeverIssued;
         }
-        let live = self.b4_live_tokens(name);
-        if live.iter().any(|t| t.get() == token) { Checked::Current } else { Checked::NotCurrent(live) }
+        let live = |r: &RequestState| matches!(r.phase, Phase::Held { .. }) && b3_covers(r, name);
+        if self.state.requests.iter().any(|r| live(r) && c2_has_token(r, token)) {
+            Checked::Current
+        } else {
+            Checked::NotCurrent(self.b4_live_tokens(name))
+        }
     }
 
     /// L4: applies at once to all requests; `None` leaves the number in force while permit requests of the
@@ -407,6 +426,12 @@ pub(crate) fn token_of(request: &RequestState) -> Option<Token> {
         Phase::Waiting { .. } => None,
         Phase::Held { token, .. } | Phase::Revoked { token, .. } | Phase::Closed { token, .. } => Some(token),
     }
+}
+
+/// C2: whether a hold has this token: its first, or one of those after it.
+fn c2_has_token(request: &RequestState, token: u64) -> bool {
+    let spare = u64::from(request.spare_tokens);
+    token_of(request).is_some_and(|first| (first.get()..=first.get() + spare).contains(&token))
 }
 
 /// B3: whether a request covers a name: by name, or as a subtree.

@@ -40,6 +40,8 @@ pub(crate) fn describe(now: &Snapshot, name: &LockName, page: Page) -> Descripti
                 slot: super::requests::slot_of(request, name),
                 state,
                 since: request.since,
+                caching: request.caching,
+                spare_tokens: request.spare_tokens,
                 value: request.value.clone(),
                 meta: request.meta.clone(),
             });

@@ -1,7 +1,7 @@
 //! Names, conflicts, permits and grants (N1–N3, G1–G3, L1–L4, Q1–Q2, D4, T3).
 
 use lockkeeper_core::limits;
-use lockkeeper_core::snapshot::{LimitState, Phase, RequestState};
+use lockkeeper_core::snapshot::{Caching, LimitState, Phase, RequestState};
 use lockkeeper_core::{
     Acquire, Effect, Fingerprint, Grant, IfBusy, LockName, Mode, ModeKind, PermitGrant, Rejection, Reply,
     Seq, SessionId, Slot, Ticket, Token,
@@ -23,7 +23,7 @@ fn n1_merge(names: &[LockName], subtree: bool) -> Vec<LockName> {
 }
 
 /// N2: a name of one equals a name of the other, or covers it as a subtree.
-fn n2_overlap(one: &RequestState, other: &RequestState) -> bool {
+pub(super) fn n2_overlap(one: &RequestState, other: &RequestState) -> bool {
     one.names.iter().any(|a| {
         other.names.iter().any(|b| {
             a == b || (one.subtree && a.is_above(b.as_str())) || (other.subtree && b.is_above(a.as_str()))
@@ -33,13 +33,13 @@ fn n2_overlap(one: &RequestState, other: &RequestState) -> bool {
 
 /// N2: whether two requests conflict, whoever owns them (N3). Two permit requests don't conflict here;
 /// `permits_are_out` counts them.
-fn n2_conflict(one: &RequestState, other: &RequestState) -> bool {
+pub(super) fn n2_conflict(one: &RequestState, other: &RequestState) -> bool {
     let side_by_side =
         one.mode == other.mode && (one.mode == ModeKind::Shared || one.mode == ModeKind::Permit);
     n2_overlap(one, other) && !side_by_side
 }
 
-fn is_waiting(request: &RequestState) -> bool {
+pub(super) fn is_waiting(request: &RequestState) -> bool {
     matches!(request.phase, Phase::Waiting { .. })
 }
 
@@ -48,7 +48,7 @@ fn is_live_hold(request: &RequestState) -> bool {
     matches!(request.phase, Phase::Held { .. } | Phase::Revoked { .. })
 }
 
-/// N1, N2, L2, M1: the checks of an acquire that don't depend on the table.
+/// N1, N2, L2, M1, C1: the checks of an acquire that don't depend on the table.
 fn refused_content(acquire: &Acquire) -> Option<Rejection> {
     let (names, value, meta) = (acquire.names.len(), acquire.value.len(), acquire.meta.len());
     if names == 0 || names > limits::NAMES_PER_REQUEST_MAX {
@@ -68,12 +68,25 @@ fn refused_content(acquire: &Acquire) -> Option<Rejection> {
     if value > limits::VALUE_BYTES_MAX {
         return Some(Rejection::ValueTooLong { bytes: value });
     }
-    (meta > limits::META_BYTES_MAX).then_some(Rejection::MetaTooLong { bytes: meta })
+    if meta > limits::META_BYTES_MAX {
+        return Some(Rejection::MetaTooLong { bytes: meta });
+    }
+    let (spare, holding) = (acquire.spare_tokens, acquire.holding.len());
+    if spare > limits::SPARE_TOKENS_MAX {
+        return Some(Rejection::SpareTokens { asked: spare });
+    }
+    if spare > 0 && (acquire.mode != Mode::Exclusive || acquire.keep_closed_ms > 0) {
+        return Some(Rejection::NotCacheable); // C1
+    }
+    (holding > limits::HOLDING_MAX).then_some(Rejection::HoldingCount { count: holding })
 }
 
 impl Oracle {
     /// R7, beginning with the content.
-    pub(crate) fn acquire(&mut self, acquire: Acquire) -> Reply {
+    pub(crate) fn acquire(&mut self, mut acquire: Acquire, reported: &mut ReportedEffects) -> Reply {
+        if self.state.rules < limits::RULES_WITH_CACHED_HOLDS {
+            (acquire.spare_tokens, acquire.holding) = (0, Box::default());
+        }
         if let Some(why) = refused_content(&acquire) {
             return Reply::Refused(why);
         }
@@ -81,7 +94,7 @@ impl Oracle {
             IfBusy::Fail | IfBusy::Wait { at_most_ms: Some(0), .. } => (None, None), // Q2
             IfBusy::Wait { at_most_ms, waiters_max } => (Some(at_most_ms), waiters_max),
         };
-        let request = RequestState {
+        let mut request = RequestState {
             ticket: Ticket(self.state.last_ticket + 1),
             owner: Some((acquire.session, acquire.seq)),
             fingerprint: Fingerprint::of_acquire(&acquire),
@@ -92,6 +105,9 @@ impl Oracle {
             value: acquire.value,
             meta: acquire.meta,
             since: self.state.clock, // E3
+            caching: Caching::None,
+            spare_tokens: 0,
+            holding: acquire.holding,
             phase: Phase::Waiting { at_most_ms: at_most_ms.flatten() },
         };
         let asked = match acquire.mode {
@@ -108,9 +124,13 @@ impl Oracle {
         if self.may_be_granted(&request, &implied) {
             let ticket = request.ticket;
             self.enter(request, implied);
-            return Reply::Granted(self.grant(ticket));
+            return Reply::Granted(self.grant(ticket, acquire.spare_tokens));
         }
-        if at_most_ms.is_none() || self.q3_is_too_long(&request, waiters_max) {
+        let is_try = at_most_ms.is_none() || self.q3_is_too_long(&request, waiters_max);
+        if is_try && self.c6_only_cached_holds_block(&request, &implied) {
+            request.caching = Caching::Try;
+            request.phase = Phase::Waiting { at_most_ms: Some(limits::TRY_WAIT_MS) };
+        } else if is_try {
             let holder = self.q1_holder(&request, &implied);
             return Reply::Busy { holder, queued_ahead: self.q1_position(&request) };
         }
@@ -118,6 +138,7 @@ impl Oracle {
             return Reply::Refused(Rejection::TooManyWaiters { name });
         }
         self.enter(request.clone(), implied);
+        self.c4_recall(request.ticket, reported);
         self.queued(&request)
     }
 
@@ -210,7 +231,12 @@ impl Oracle {
 
     /// Permits: holds + closed holds (L1) + earlier waiting permits + 1 > limit, or too many of them wait
     /// (M2).
-    fn permits_are_out(&self, request: &RequestState, name: &LockName, implied: &Option<u32>) -> bool {
+    pub(super) fn permits_are_out(
+        &self,
+        request: &RequestState,
+        name: &LockName,
+        implied: &Option<u32>,
+    ) -> bool {
         if request.mode != ModeKind::Permit {
             return false;
         }
@@ -282,14 +308,15 @@ impl Oracle {
             let waiter = self.state.requests.iter().find(|r| r.ticket == ticket).expect("it waits");
             if tokens_left && self.may_be_granted(waiter, &None) {
                 let (session, seq) = waiter.owner.expect("a waiter has an owner");
-                let grant = self.grant(ticket);
+                let grant = self.grant(ticket, 0);
                 reported.granted(ticket, Effect::Granted { session, seq, grant });
             }
         }
     }
 
     /// G1, L1: counter + 1, and per name the lowest slot that no hold and no closed hold has.
-    fn grant(&mut self, ticket: Ticket) -> Grant {
+    /// C2: a block of tokens, unless there are not as many left.
+    fn grant(&mut self, ticket: Ticket, spare_tokens: u32) -> Grant {
         self.state.last_token += 1;
         let token = Token::new(self.state.last_token).expect("tokens were left (T3)");
         let at = self.state.requests.iter().position(|r| r.ticket == ticket).expect("it is live");
@@ -298,9 +325,19 @@ impl Oracle {
             ModeKind::Permit => request.names.iter().map(|name| self.l1_lowest_free_slot(name)).collect(),
             ModeKind::Exclusive | ModeKind::Shared => Vec::new(),
         };
+        let last = token.get() + u64::from(spare_tokens);
+        let request = &mut self.state.requests[at];
+        if spare_tokens > 0 && last <= limits::TOKEN_MAX {
+            (request.spare_tokens, request.caching) = (spare_tokens, Caching::Cached);
+            self.state.last_token = last;
+        } else {
+            request.caching = Caching::None;
+        }
+        request.holding = Box::default(); // K1
         self.state.requests[at].phase = Phase::Held { token, slots };
         self.state.requests[at].since = self.state.clock; // E3
-        Grant { token, permits: self.l4_permits(&self.state.requests[at]) }
+        let request = &self.state.requests[at];
+        Grant { token, permits: self.l4_permits(request), spare_tokens: request.spare_tokens }
     }
 
     fn l1_lowest_free_slot(&self, name: &LockName) -> Slot {
@@ -309,7 +346,7 @@ impl Oracle {
     }
 
     /// Returns a hold of the session that may be changed, else the reply. `Revoked` takes precedence (G2).
-    fn own_hold(&mut self, session: SessionId, target: Seq) -> Result<&mut RequestState, Reply> {
+    pub(super) fn own_hold(&mut self, session: SessionId, target: Seq) -> Result<&mut RequestState, Reply> {
         let found = self.state.requests.iter_mut().find(|r| r.owner == Some((session, target)));
         match found {
             Some(request) => match request.phase {
@@ -330,6 +367,7 @@ impl Oracle {
             Ok(hold) if hold.mode == ModeKind::Permit => Reply::Refused(Rejection::WrongMode { target }),
             Ok(hold) => {
                 hold.mode = ModeKind::Shared;
+                hold.caching = Caching::None; // C5
                 Reply::Done
             }
         }

@@ -7,7 +7,7 @@ use lockkeeper_core::{End, Fingerprint, Grant, Rejection, Reply, Seq, SessionId}
 use super::{Oracle, ReportedEffects};
 
 impl Oracle {
-    /// `Acquire`, `SetValue` and `Downgrade`: the first four checks of R7, the limit of kept answers, the
+    /// `Acquire`, `SetValue`, `Downgrade` and `Settle`: the first four checks of R7, the limit of kept answers, the
     /// command itself, then R6.
     pub(crate) fn numbered(
         &mut self,
@@ -60,9 +60,11 @@ impl Oracle {
         let request = self.state.requests.iter().find(|r| r.owner == Some((session, seq)))?;
         let reply = match &request.phase {
             Phase::Waiting { .. } => self.queued(request),
-            Phase::Held { token, .. } => {
-                Reply::Granted(Grant { token: *token, permits: self.l4_permits(request) })
-            }
+            Phase::Held { token, .. } => Reply::Granted(Grant {
+                token: *token,
+                permits: self.l4_permits(request),
+                spare_tokens: request.spare_tokens,
+            }),
             Phase::Revoked { token, .. } => Reply::Revoked { token: *token },
             Phase::Closed { .. } => unreachable!("a closed hold is nobody's (D2)"),
         };

@@ -52,6 +52,10 @@ pub(crate) enum Step {
         by: By,
         target: Target,
     },
+    Settle {
+        by: By,
+        target: Target,
+    },
     SetLimit {
         name: &'static str,
         limit: Option<u32>,
@@ -126,6 +130,9 @@ pub(crate) struct Asked {
     keep_closed_ms: u64,
     value_bytes: usize,
     meta_bytes: usize,
+    spare_tokens: u32,
+    /// Whether the caller declares the table's latest tokens as held: the number of them.
+    holding: usize,
 }
 
 pub(crate) fn asked() -> impl Strategy<Value = Asked> {
@@ -152,17 +159,29 @@ pub(crate) fn asked() -> impl Strategy<Value = Asked> {
         prop_oneof![6 => Just(0), 3 => Just(3000), 1 => Just(86_400_000), 1 => Just(86_400_001)];
     let value = prop_oneof![8 => Just(0), 2 => Just(3), 1 => Just(4096), 1 => Just(4097)];
     let meta = prop_oneof![8 => Just(0), 2 => Just(3), 1 => Just(1024), 1 => Just(1025)];
-    (names, mode, prop::bool::weighted(0.3), if_busy, keep_closed, value, meta).prop_map(
-        |(names, mode, subtree, if_busy, keep_closed_ms, value_bytes, meta_bytes)| Asked {
-            names,
-            mode,
-            // A permit request with a subtree is always refused, so only the few with a value of 3 bytes keep
-            // the flag.
-            subtree: subtree && (!matches!(mode, Mode::Permit { .. }) || value_bytes == 3),
-            if_busy,
-            keep_closed_ms,
-            value_bytes,
-            meta_bytes,
+    let spare = prop_oneof![6 => Just(0), 5 => 1..4_u32, 1 => Just(1_024)];
+    let holding = prop_oneof![8 => Just(0), 4 => 1..4_usize, 1 => Just(17)];
+    let subtree = prop::bool::weighted(0.3);
+    (names, mode, subtree, if_busy, keep_closed, value, meta, spare, holding).prop_map(
+        |(names, mode, subtree, if_busy, keep_closed_ms, value_bytes, meta_bytes, spare_tokens, holding)| {
+            Asked {
+                names,
+                // Only a part of the requests that can't be cached ask for it.
+                spare_tokens: if meta_bytes == 3 || (mode == Mode::Exclusive && keep_closed_ms == 0) {
+                    spare_tokens
+                } else {
+                    0
+                },
+                holding,
+                mode,
+                // A permit request with a subtree is always refused, so only the few with a value of 3 bytes keep
+                // the flag.
+                subtree: subtree && (!matches!(mode, Mode::Permit { .. }) || value_bytes == 3),
+                if_busy,
+                keep_closed_ms,
+                value_bytes,
+                meta_bytes,
+            }
         },
     )
 }
@@ -216,11 +235,12 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
         3 => (by(), target(), prop::sample::select([0, 5, 4096, 4097].as_slice()))
             .prop_map(|(by, target, bytes)| Step::SetValue { by, target, bytes }),
         5 => (by(), target()).prop_map(|(by, target)| Step::Downgrade { by, target }),
+        5 => (by(), target()).prop_map(|(by, target)| Step::Settle { by, target }),
         5 => (name(), limit).prop_map(|(name, limit)| Step::SetLimit { name, limit }),
         6 => (name(), token_pick(), any::<bool>(), prop::sample::select([0, 0, 0, 5, 257].as_slice()))
             .prop_map(|(name, token, now, reason_bytes)| Step::Break { name, token, now, reason_bytes }),
         1 => raise.prop_map(Step::RaiseTokens),
-        1 => (0..5u32).prop_map(Step::RaiseRules),
+        1 => (0..6u32).prop_map(Step::RaiseRules),
         4 => (0..9u64).prop_map(Step::SetClock),
         8 => any::<usize>().prop_map(Step::Again),
         1 => Just(Step::Restart),
@@ -238,7 +258,12 @@ pub(crate) fn crowding_step() -> impl Strategy<Value = Step> {
         };
         let sensible = Asked {
             mode,
-            if_busy: IfBusy::Wait { at_most_ms: Some(7000), waiters_max: None },
+            // Half of those that ask for a cached hold don't wait.
+            if_busy: if asked.spare_tokens == 1 {
+                IfBusy::Fail
+            } else {
+                IfBusy::Wait { at_most_ms: Some(7000), waiters_max: None }
+            },
             value_bytes: 0,
             ..asked
         };
@@ -250,6 +275,7 @@ pub(crate) fn crowding_step() -> impl Strategy<Value = Step> {
         45 => (next(), waits).prop_map(|(by, asked)| Step::Acquire { by, asked }),
         20 => (next(), live()).prop_map(|(by, target)| Step::Finish { by, target }),
         8 => (next(), live()).prop_map(|(by, target)| Step::Downgrade { by, target }),
+        8 => (next(), live()).prop_map(|(by, target)| Step::Settle { by, target }),
         6 => (0..3u8, live()).prop_map(|(session, target)| Step::TimeOut { session, target }),
         8 => token().prop_map(Step::EndDelay),
         2 => token().prop_map(Step::EndRevoked),
@@ -279,6 +305,8 @@ pub(crate) fn permit_step() -> impl Strategy<Value = Step> {
                 keep_closed_ms: 0,
                 value_bytes: 0,
                 meta_bytes: 0,
+                spare_tokens: 0,
+                holding: 0,
             };
             Step::Acquire { by, asked }
         },
@@ -381,6 +409,8 @@ pub(crate) fn acquire(session: SessionId, seq: Seq, done_through: Seq, asked: &A
         keep_closed_ms: asked.keep_closed_ms,
         value: vec![b'v'; asked.value_bytes].into(),
         meta: vec![b'm'; asked.meta_bytes].into(),
+        spare_tokens: asked.spare_tokens,
+        holding: Box::default(),
     })
 }
 
@@ -408,7 +438,12 @@ pub(crate) fn command(step: Step, now: &Snapshot, history: &[Command]) -> Option
         Step::EndRevoked(pick) => Command::EndRevoked { token: legal_token(pick, now) },
         Step::Acquire { by, asked } => {
             let (session, seq, done_through) = numbers(&by, now);
-            acquire(session, seq, done_through, &asked)
+            let mut command = acquire(session, seq, done_through, &asked);
+            if let Command::Acquire(it) = &mut command {
+                let picks = (0..asked.holding).map(|pick| TokenPick::Live(pick as u8));
+                it.holding = picks.map(|pick| legal_token(pick, now)).collect();
+            }
+            command
         }
         Step::Finish { by, target } => {
             let (session, seq, done_through) = numbers(&by, now);
@@ -424,6 +459,11 @@ pub(crate) fn command(step: Step, now: &Snapshot, history: &[Command]) -> Option
             let (session, seq, done_through) = numbers(&by, now);
             let target = pick_target(&target, session, pick_session(by.session, now).1, now);
             Command::Downgrade { session, seq, target, done_through }
+        }
+        Step::Settle { by, target } => {
+            let (session, seq, done_through) = numbers(&by, now);
+            let target = pick_target(&target, session, pick_session(by.session, now).1, now);
+            Command::Settle { session, seq, target, done_through }
         }
         Step::SetLimit { name: text, limit } => Command::SetLimit { name: name(text), limit },
         Step::Break { name: text, token, now: at_once, reason_bytes } => Command::Break(Break {

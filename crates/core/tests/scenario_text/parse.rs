@@ -121,7 +121,7 @@ impl Line {
                 Self::of(session, move |session| Command::TimeOut { session, target })
             }
             "acquire" => Self::acquire(&mut words)?,
-            "finish" | "set-value" | "downgrade" => Self::on_target(verb, &mut words)?,
+            "finish" | "set-value" | "downgrade" | "settle" => Self::on_target(verb, &mut words)?,
             "end-delay" => Self::Plain(Command::EndDelay { token: token(words.first("a token")?)? }),
             "end-revoked" => Self::Plain(Command::EndRevoked { token: token(words.first("a token")?)? }),
             "break" => Self::break_hold(&mut words)?,
@@ -190,6 +190,9 @@ impl Line {
         let keep_closed_ms = words.duration("keep-closed")?.unwrap_or(0);
         let value: Box<[u8]> = bytes(words.text("value").unwrap_or_default()).into_bytes().into();
         let meta: Box<[u8]> = bytes(words.text("meta").unwrap_or_default()).into_bytes().into();
+        let spare_tokens = words.number("spare")?.unwrap_or(0);
+        let holding =
+            words.text("holding").map_or(Ok(Box::default()), |list| list.split(',').map(token).collect())?;
         let done_through = words.done_through()?;
         Ok(Self::of(session, move |session| {
             Command::Acquire(Acquire {
@@ -203,6 +206,8 @@ impl Line {
                 keep_closed_ms,
                 value,
                 meta,
+                spare_tokens,
+                holding,
             })
         }))
     }
@@ -214,6 +219,9 @@ impl Line {
         Ok(match verb {
             "finish" => {
                 Self::of(session, move |session| Command::Finish { session, seq, target, done_through })
+            }
+            "settle" => {
+                Self::of(session, move |session| Command::Settle { session, seq, target, done_through })
             }
             "downgrade" => {
                 Self::of(session, move |session| Command::Downgrade { session, seq, target, done_through })

@@ -1,6 +1,6 @@
 //! Formats answers, effects and the whole table for scenarios.
 
-use lockkeeper_core::snapshot::{Phase, RequestState};
+use lockkeeper_core::snapshot::{Caching, Phase, RequestState};
 use lockkeeper_core::{Effect, End, Grant, ModeKind, Reply, SessionId, Snapshot, Token, WallTime};
 
 pub(crate) fn reply(reply: &Reply, called: &dyn Fn(SessionId) -> String) -> String {
@@ -33,6 +33,7 @@ pub(crate) fn effect(effect: &Effect, called: &dyn Fn(SessionId) -> String) -> S
         Effect::Revoked { session, seq, token } => {
             format!("revoked {}/{seq} token={token}", called(*session))
         }
+        Effect::Recalled { session, seq } => format!("recalled {}/{seq}", called(*session)),
         Effect::Ended { session, seq, end: how } => format!("ended {}/{seq} {}", called(*session), end(*how)),
         Effect::Closed { token, ms } => format!("closed token={token} for {ms}ms"),
         Effect::Granted { session, seq, grant } => {
@@ -75,13 +76,19 @@ fn request_line(request: &RequestState, called: &dyn Fn(SessionId) -> String) ->
     | Phase::Revoked { token, slots, .. }
     | Phase::Closed { token, slots, .. } = &request.phase
     {
-        words.push(format!("token={token}"));
+        words.push(format!("token={}", tokens(*token, request.spare_tokens)));
         if !slots.is_empty() {
             words.push(format!("slot={}", list(slots)));
         }
     }
     if let Phase::Closed { ms, .. } = request.phase {
         words.push(format!("for {ms}ms"));
+    }
+    match request.caching {
+        Caching::None => {}
+        Caching::Cached => words.push("cached".to_owned()),
+        Caching::Recalled => words.push("recalled".to_owned()),
+        Caching::Try => words.push("put off".to_owned()),
     }
     if request.since != WallTime::default() {
         words.push(format!("since={}", request.since.0));
@@ -92,11 +99,16 @@ fn request_line(request: &RequestState, called: &dyn Fn(SessionId) -> String) ->
 fn granted(grant: &Grant) -> String {
     let permits: Vec<String> =
         grant.permits.iter().map(|permit| format!("{}/{}", permit.slot, permit.limit)).collect();
+    let token = tokens(grant.token, grant.spare_tokens);
     if permits.is_empty() {
-        format!("token={}", grant.token)
+        format!("token={token}")
     } else {
-        format!("token={} slot={}", grant.token, permits.join(","))
+        format!("token={token} slot={}", permits.join(","))
     }
+}
+
+fn tokens(first: Token, spare: u32) -> String {
+    if spare == 0 { first.to_string() } else { format!("{first}..{}", first.get() + u64::from(spare)) }
 }
 
 fn end(end: End) -> &'static str {

@@ -297,6 +297,8 @@ impl<'settings> Play<'settings> {
                 self.recorder.phase(Phase::Holds);
                 self.reaches(index, Pause::BeforeRead);
             }
+            // No client of a story caches.
+            Output::Recalled { .. } => {}
             Output::Lost { cause, .. } => {
                 if let Some(hold) = &mut self.processes[index].hold {
                     hold.lost = Some(cause);

@@ -280,6 +280,7 @@ impl Replica {
         self.book.waits_no_more(session, seq);
         if let Some(lease) = self.book.lease_mut(session) {
             lease.revoked.remove(&seq);
+            lease.recalled.remove(&seq);
         }
     }
 
@@ -287,6 +288,12 @@ impl Replica {
         match effect {
             Effect::SessionEnded { session } => self.session_ended(session),
             Effect::Revoked { session, seq, token } => self.revoked(session, seq, token),
+            Effect::Recalled { session, seq } => {
+                if let Some(lease) = self.book.lease_mut(session) {
+                    lease.recalled.insert(seq);
+                }
+                self.tell_session(session, seq, What::Recalled(v1::Recalled {}));
+            }
             Effect::Ended { session, seq, end } => {
                 self.over(session, seq);
                 self.tell_session(session, seq, What::Ended(answer::finished(end)));

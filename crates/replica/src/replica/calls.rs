@@ -81,8 +81,7 @@ impl Replica {
                     self.calls.set_poll(call, id, poll);
                     self.rounds.ask(PendingRead::KeepAlive { from, session, id });
                     if self.is(Mutant::CallWithoutQuorum) {
-                        let what = |revoked| What::KeptAlive(v1::KeptAlive { id, revoked });
-                        self.acknowledge(from, session, what);
+                        self.acknowledge(from, session, |notices| notices.kept_alive(id));
                     }
                 }
             }

@@ -147,7 +147,11 @@ impl Replica {
                 Pending::Wait { session, seq, at_most_ms } => self.book.waits(session, seq, ms(at_most_ms)),
                 Pending::Closed { token, .. } if closures_open => self.book.closed(token, Duration::ZERO),
                 Pending::Closed { token, ms: delay } => self.book.closed(token, ms(delay)),
-                Pending::Revoked { .. } if revoked_forgotten => {}
+                Pending::Revoked { .. } | Pending::Recalled { .. } if revoked_forgotten => {}
+                Pending::Recalled { session, seq } => {
+                    let Some(lease) = self.book.lease_mut(session) else { continue };
+                    lease.recalled.insert(seq);
+                }
                 Pending::Revoked { session, seq, token } => {
                     let Some(lease) = self.book.lease_mut(session) else { continue };
                     lease.revoked.insert(seq);

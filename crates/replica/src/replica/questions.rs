@@ -251,6 +251,9 @@ impl Replica {
             slot: hold.slot,
             held_for_ms: hold.since.until(self.wall).map(millis),
             since_unix_ms: hold.since.0,
+            cached: hold.caching.is_held(),
+            recalled: hold.caching == lockkeeper_core::Caching::Recalled,
+            spare_tokens: hold.spare_tokens,
             value: hold.value.into(),
             meta: hold.meta.into(),
             ..v1::Hold::default()

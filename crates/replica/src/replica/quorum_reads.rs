@@ -16,6 +16,7 @@ use lockkeeper_core::{Seq, SessionId};
 use lockkeeper_wire::v1::{self, server_item::What};
 
 use super::Replica;
+use super::streams::Notices;
 use crate::engine::Position;
 use crate::event::{AskId, Question, Requester, StreamId};
 use crate::mutant::Mutant;
@@ -191,11 +192,11 @@ impl Replica {
         for asked in self.rounds.take_answerable(self.applied.index) {
             match asked {
                 PendingRead::KeepAlive { from, session, id } => {
-                    self.acknowledge(from, session, |revoked| What::KeptAlive(v1::KeptAlive { id, revoked }))
+                    self.acknowledge(from, session, |notices| notices.kept_alive(id))
                 }
                 PendingRead::Attach { stream, session, attach } => {
-                    self.acknowledge(Requester::Stream(stream), session, |revoked| {
-                        What::Attached(v1::Attached { attach, revoked })
+                    self.acknowledge(Requester::Stream(stream), session, |Notices { revoked, recalled }| {
+                        What::Attached(v1::Attached { attach, revoked, recalled })
                     });
                     self.tell_unconfirmed_ends(stream, session, Seq(0));
                 }

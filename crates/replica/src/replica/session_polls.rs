@@ -131,7 +131,6 @@ impl Replica {
 
     fn acknowledge_poll(&mut self, call: CallId, session: SessionId) {
         let id = self.calls.poll(call).map_or(0, |(id, _)| *id);
-        let what = |revoked| What::KeptAlive(v1::KeptAlive { id, revoked });
-        self.acknowledge(Requester::Call(call), session, what);
+        self.acknowledge(Requester::Call(call), session, |notices| notices.kept_alive(id));
     }
 }

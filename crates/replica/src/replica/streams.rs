@@ -28,6 +28,19 @@ pub(super) struct ClientStream {
     nodes: Option<(u64, u64)>,
 }
 
+/// What an acknowledgement of a session's keep-alive or attach says about its holds: the seqs of those that are
+/// revoked (B1) and recalled (C4).
+pub(super) struct Notices {
+    pub(super) revoked: Vec<u64>,
+    pub(super) recalled: Vec<u64>,
+}
+
+impl Notices {
+    pub(super) fn kept_alive(self, id: u64) -> What {
+        What::KeptAlive(v1::KeptAlive { id, revoked: self.revoked, recalled: self.recalled })
+    }
+}
+
 /// Maximum number of unconfirmed ends sent at once when a client attaches. (An unconfirmed end: a request was
 /// ended by the service, and the client has not confirmed that by a `Finish`.) The next part is sent once the
 /// client has confirmed the last end of this part.
@@ -340,10 +353,11 @@ impl Replica {
         &mut self,
         from: Requester,
         session: SessionId,
-        what: impl FnOnce(Vec<u64>) -> What,
+        what: impl FnOnce(Notices) -> What,
     ) {
         let late = self.is(Mutant::KeepAliveAfterEnd);
-        let Some(lease) = self.book.lease(session) else {
+        let table = &self.table;
+        let Some(lease) = self.book.lease_mut(session) else {
             let what = Some(What::SessionGone(v1::SessionGone {}));
             return self.tell(from, v1::ServerItem { session: session.0, seq: 0, what });
         };
@@ -354,8 +368,11 @@ impl Replica {
             Requester::Call(_) => true,
         };
         if may {
-            let revoked = lease.revoked.iter().map(|seq| seq.0).collect();
-            self.tell(from, v1::ServerItem { session: session.0, seq: 0, what: Some(what(revoked)) });
+            // A hold that was settled or downgraded is not recalled any more.
+            lease.recalled.retain(|&seq| table.is_recalled(session, seq));
+            let numbers = |seqs: &BTreeSet<Seq>| seqs.iter().map(|seq| seq.0).collect();
+            let notices = Notices { revoked: numbers(&lease.revoked), recalled: numbers(&lease.recalled) };
+            self.tell(from, v1::ServerItem { session: session.0, seq: 0, what: Some(what(notices)) });
         }
     }
 

@@ -34,7 +34,7 @@ fn session_is_opened_used_and_closed_by_calls() {
     let held = token(node.call(by_call(acquire(session, 1, "x", true), 1)));
     assert_eq!(token(node.call(by_call(acquire(session, 1, "x", true), 1))), held, "a repetition (P7)");
     let kept = what(node.call(by_call(keep_alive(session, 7), 1)));
-    assert_eq!(kept, What::KeptAlive(v1::KeptAlive { id: 7, revoked: vec![] }));
+    assert_eq!(kept, What::KeptAlive(v1::KeptAlive { id: 7, revoked: vec![], recalled: Vec::new() }));
     let released = What::Finished(v1::Finished { end: v1::End::Released.into() });
     for _ in 0..2 {
         assert_eq!(what(node.call(by_call(finish(session, 1, 1), 1))), released);

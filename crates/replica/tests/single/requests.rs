@@ -20,7 +20,7 @@ fn one_frame_of_requests_is_answered_by_one_frame() {
     let heard: Vec<(u64, u64, What)> =
         heard.into_iter().map(|item| (item.session, item.seq, item.what.unwrap())).collect();
     let first = 1_000_001;
-    let granted = |token| What::Granted(v1::Granted { token, permits: vec![] });
+    let granted = |token| What::Granted(v1::Granted { token, permits: vec![], spare_tokens: 0 });
     assert_eq!(
         heard,
         [
@@ -28,7 +28,7 @@ fn one_frame_of_requests_is_answered_by_one_frame() {
             (b, 1, What::Queued(v1::Queued { position: 0, limits: vec![] })),
             (a, 2, What::Finished(v1::Finished { end: v1::End::Released.into() })),
             (b, 1, granted(first + 1)),
-            (b, 0, What::KeptAlive(v1::KeptAlive { id: 9, revoked: vec![] })),
+            (b, 0, What::KeptAlive(v1::KeptAlive { id: 9, revoked: vec![], recalled: Vec::new() })),
         ]
     );
 }
@@ -173,7 +173,7 @@ fn operator_describes_and_breaks_a_hold() {
     let heard = bodies(node.send(stream, vec![keep_alive(session, 5)]));
     assert_eq!(
         heard,
-        [(0, What::KeptAlive(v1::KeptAlive { id: 5, revoked: vec![1] }))],
+        [(0, What::KeptAlive(v1::KeptAlive { id: 5, revoked: vec![1], recalled: Vec::new() }))],
         "and by every answer"
     );
     let Answer::Sessions(page) = node.ask(Question::Sessions { max: 10, after: 0 }) else {

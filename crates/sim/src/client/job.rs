@@ -77,6 +77,8 @@ impl SimClient {
             value: Box::default(),
             meta: Box::default(),
             waiters_max: None,
+            spare_tokens: 0,
+            holding: Box::default(),
             traceparent: None,
         };
         self.acquire(core, request);
@@ -94,6 +96,8 @@ impl SimClient {
             value: Box::default(),
             meta: Box::default(),
             waiters_max: None,
+            spare_tokens: 0,
+            holding: Box::default(),
             traceparent: None,
         };
         self.acquire(core, request);

@@ -203,6 +203,7 @@ impl SimClient {
             Output::Granted { key, grant } => self.granted(core, key, grant),
             Output::NotAcquired { key, why } => self.not_acquired(core, key, &why),
             Output::Released { key, how } => self.released(core, key, how),
+            Output::Recalled { .. } => {}
             Output::Lost { key, cause } => {
                 core.oracle.seen.lost += 1;
                 let ignored = core.is(MutantLocation::LossIgnored)

@@ -46,7 +46,7 @@ pub struct Command {
     pub session: u64,
     #[prost(
         oneof = "command::What",
-        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17"
+        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18"
     )]
     pub what: ::core::option::Option<command::What>,
 }
@@ -86,6 +86,8 @@ pub mod command {
         Resume(super::Resume),
         #[prost(message, tag = "17")]
         SetClock(super::SetClock),
+        #[prost(message, tag = "18")]
+        Settle(super::super::super::v1::Settle),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

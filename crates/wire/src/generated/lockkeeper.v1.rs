@@ -5,7 +5,7 @@ pub struct ClientItem {
     /// The session's id; 0 in `open`.
     #[prost(uint64, tag = "1")]
     pub session: u64,
-    #[prost(oneof = "client_item::What", tags = "2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "client_item::What", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub what: ::core::option::Option<client_item::What>,
 }
 /// Nested message and enum types in `ClientItem`.
@@ -28,6 +28,8 @@ pub mod client_item {
         Downgrade(super::Downgrade),
         #[prost(message, tag = "9")]
         Close(super::CloseSession),
+        #[prost(message, tag = "10")]
+        Settle(super::Settle),
     }
 }
 /// Opens a session and attaches it to this stream. A repeated `open` with the same secret finds the session that the
@@ -118,6 +120,13 @@ pub struct Acquire {
     /// Absent: no limit. Ignored until all nodes know version 4 of the table's rules.
     #[prost(uint32, optional, tag = "13")]
     pub waiters_max: ::core::option::Option<u32>,
+    /// Ask for a cached hold (C1): the number of tokens that it draws beyond its first, at most 1,023, if the request is
+    /// granted at once. The leader may choose fewer, or none. Ignored until all nodes know version 5 of the table's rules.
+    #[prost(uint32, tag = "14")]
+    pub spare_tokens: u32,
+    /// Tokens of holds that the caller keeps until this wait has ended, at most 16 (K1).
+    #[prost(uint64, repeated, tag = "15")]
+    pub holding: ::prost::alloc::vec::Vec<u64>,
 }
 /// Releases a hold, or leaves the queue: one command for both, so that giving up can't race with a grant (R4).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -152,6 +161,16 @@ pub struct Downgrade {
     #[prost(uint64, tag = "3")]
     pub done_through: u64,
 }
+/// Makes a cached hold an ordinary one, which ends with the section that its holder is in (C5).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Settle {
+    #[prost(uint64, tag = "1")]
+    pub seq: u64,
+    #[prost(uint64, tag = "2")]
+    pub target: u64,
+    #[prost(uint64, tag = "3")]
+    pub done_through: u64,
+}
 /// Ends the session at its client's request: everything is released, without lock-delay (S3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CloseSession {}
@@ -167,12 +186,12 @@ pub struct ServerItem {
     /// The session it concerns; 0 if there is none (`refused` of an `open`).
     #[prost(uint64, tag = "1")]
     pub session: u64,
-    /// The command that it answers; for `granted`, `ended` and `revoked` the request. 0 if there is none.
+    /// The command that it answers; for `granted`, `ended`, `revoked` and `recalled` the request. 0 if there is none.
     #[prost(uint64, tag = "2")]
     pub seq: u64,
     #[prost(
         oneof = "server_item::What",
-        tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16"
+        tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17"
     )]
     pub what: ::core::option::Option<server_item::What>,
 }
@@ -203,7 +222,7 @@ pub mod server_item {
         Revoked(super::Revoked),
         #[prost(message, tag = "12")]
         Refused(super::Refused),
-        /// `set_value` or `downgrade` was applied.
+        /// `set_value`, `downgrade` or `settle` was applied.
         #[prost(message, tag = "13")]
         Done(super::Done),
         /// The session is not live; all its requests have ended. Final (S2).
@@ -215,6 +234,9 @@ pub mod server_item {
         /// Concerns the cluster: sent after the stream's first answer, and after every change.
         #[prost(message, tag = "16")]
         Nodes(super::Nodes),
+        /// The cached hold is recalled: begin no section with it; send `finish` if it is idle, else `settle` (C5).
+        #[prost(message, tag = "17")]
+        Recalled(super::Recalled),
     }
 }
 /// The addresses at which the nodes of the cluster serve clients.
@@ -246,6 +268,9 @@ pub struct Attached {
     /// The seqs of the session's requests whose holds are under a break (B1).
     #[prost(uint64, repeated, tag = "2")]
     pub revoked: ::prost::alloc::vec::Vec<u64>,
+    /// The seqs of its cached holds that are recalled (C4).
+    #[prost(uint64, repeated, tag = "3")]
+    pub recalled: ::prost::alloc::vec::Vec<u64>,
 }
 /// After this keep-alive arrived, a quorum has confirmed that the answering node leads (P6).
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -255,6 +280,9 @@ pub struct KeptAlive {
     /// The seqs of the session's requests whose holds are under a break (B1).
     #[prost(uint64, repeated, tag = "2")]
     pub revoked: ::prost::alloc::vec::Vec<u64>,
+    /// The seqs of its cached holds that are recalled (C4).
+    #[prost(uint64, repeated, tag = "3")]
+    pub recalled: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Granted {
@@ -264,6 +292,9 @@ pub struct Granted {
     /// For permits: one per name, in byte order of the names.
     #[prost(message, repeated, tag = "2")]
     pub permits: ::prost::alloc::vec::Vec<PermitGrant>,
+    /// Tokens after `token` that belong to the hold as well, one for each further section; 0: not a cached hold (C2).
+    #[prost(uint32, tag = "3")]
+    pub spare_tokens: u32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PermitGrant {
@@ -324,6 +355,8 @@ pub struct Refused {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Done {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Recalled {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SessionGone {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -663,6 +696,15 @@ pub struct Hold {
     /// When it was granted, by the wall clock of the node that led then: milliseconds since 1970; 0: unknown.
     #[prost(uint64, tag = "15")]
     pub since_unix_ms: u64,
+    /// Whether its client may keep it between its sections (C1), until it is recalled.
+    #[prost(bool, tag = "16")]
+    pub cached: bool,
+    /// Cached holds only: others wait for it (C4).
+    #[prost(bool, tag = "17")]
+    pub recalled: bool,
+    /// Tokens after `token` that belong to the hold as well (C2).
+    #[prost(uint32, tag = "18")]
+    pub spare_tokens: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Waiter {

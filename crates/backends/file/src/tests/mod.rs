@@ -50,6 +50,8 @@ fn request_all(names: &[&str]) -> AcquireRequest {
         value: Box::default(),
         meta: Box::default(),
         waiters_max: None,
+        spare_tokens: 0,
+        holding: Box::default(),
         traceparent: None,
     }
 }

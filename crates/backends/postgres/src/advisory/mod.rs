@@ -157,6 +157,7 @@ fn capabilities(fencing: Fencing) -> Capabilities {
         break_now: tokens,
         values: false,
         downgrade: false,
+        cached: false,
         promises: Promises {
             exclusion: Promise::KeptIf(
                 "everybody uses the same primary: a server that takes over knows of no advisory lock",

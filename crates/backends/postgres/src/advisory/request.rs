@@ -225,7 +225,7 @@ pub(super) struct Hold {
 
 impl Hold {
     pub(super) fn granted(&self) -> Granted {
-        Granted { token: self.token, permits: Vec::new() }
+        Granted { token: self.token, ..Granted::default() }
     }
 }
 

@@ -82,6 +82,7 @@ static CAPABILITIES: Capabilities = Capabilities {
     break_now: true,
     values: false,
     downgrade: false,
+    cached: false,
     promises: Promises {
         exclusion: Promise::KeptIf(
             "no standby takes over that lacks the last commits, or whose clock is ahead",

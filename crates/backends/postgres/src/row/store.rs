@@ -182,7 +182,7 @@ fn tried(entry: &Entry, acquired: Acquired, hears: bool) -> Tried {
             let permit = PermitGrant { slot: count(acquired.slot), limit: count(acquired.permits) };
             let permits = if matches!(mode, Mode::Permit { .. }) { vec![permit] } else { Vec::new() };
             match acquired.token.and_then(calls::token) {
-                Some(token) => Tried::Granted(Granted { token: Some(token), permits }),
+                Some(token) => Tried::Granted(Granted { token: Some(token), permits, spare_tokens: 0 }),
                 None => Tried::Refused(Rejection::TokensExhausted.into()),
             }
         }

@@ -181,6 +181,7 @@ static CAPABILITIES: Capabilities = Capabilities {
     break_now: true,
     values: true,
     downgrade: true,
+    cached: true,
     promises: Promises {
         rising_tokens: Promise::KeptIf("the process lives: a new one starts at 1 again"),
         durable: Promise::NotKept("nothing outlives the process"),

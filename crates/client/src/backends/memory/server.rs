@@ -250,6 +250,7 @@ impl MemoryState {
                 let notice = self.table.break_order(token).map(|(by, reason)| BreakNotice::new(by, reason));
                 self.push(session, Push::Revoked { seq, notice });
             }
+            Effect::Recalled { session, seq } => self.push(session, Push::Recalled { seq }),
             Effect::Ended { session, seq, end } => {
                 if !self.answer((session, seq), Answer::Finished(end)) {
                     self.push(session, Push::Ended { seq, end });
@@ -330,6 +331,7 @@ impl MemoryState {
                         Command::SetValue { session, seq, target, value: (&*value).into(), done_through }
                     }
                     HoldChange::Downgrade => Command::Downgrade { session, seq, target, done_through },
+                    HoldChange::Settle => Command::Settle { session, seq, target, done_through },
                 },
                 now,
             ),
@@ -404,12 +406,20 @@ impl MemoryState {
                 keep_closed_ms: request.keep_closed.as_millis() as u64,
                 value: request.value.clone(),
                 meta: request.meta.clone(),
+                spare_tokens: request.spare_tokens,
+                holding: request.holding.clone(),
             }),
             now,
         );
         match reply {
             Reply::Queued { position, .. } => {
-                if let Some(left) = wait_left {
+                // A request that doesn't wait is queued while the holders of cached holds decide (C6).
+                let left = if request.wait {
+                    wait_left
+                } else {
+                    Some(Duration::from_millis(core::limits::TRY_WAIT_MS))
+                };
+                if let Some(left) = left {
                     self.book.after(left, Due::TimeOut(session, seq));
                 }
                 let (answer, answered) = oneshot::channel();
@@ -452,7 +462,8 @@ impl MemoryState {
 }
 
 fn granted(grant: core::Grant) -> Answer {
-    Answer::Granted(Granted { token: Some(grant.token), permits: grant.permits })
+    let core::Grant { token, permits, spare_tokens } = grant;
+    Answer::Granted(Granted { token: Some(token), permits, spare_tokens })
 }
 
 impl MemoryConn {

@@ -96,6 +96,7 @@ static CAPABILITIES: Capabilities = Capabilities {
     break_now: true,
     values: true,
     downgrade: true,
+    cached: true,
     promises: Promises {
         rising_tokens: Promise::KeptIf(
             "the table grants fewer than 10^6 times a second over its life and the wall clock is not set back \

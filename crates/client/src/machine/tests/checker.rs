@@ -160,7 +160,7 @@ impl Checked {
     fn note_output(&mut self, output: &Output) -> Result<(), String> {
         match output {
             Output::Call { call, kind, .. } => return self.note_call(*call, kind),
-            Output::LeaseDeadline(_) => {}
+            Output::LeaseDeadline(_) | Output::Recalled { .. } => {}
             Output::Queued { key, .. } => self.expect(*key, |caller| caller == Caller::Waits)?,
             Output::Granted { key, .. } => {
                 self.expect(*key, |caller| caller == Caller::Waits)?;

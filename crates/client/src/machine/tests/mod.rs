@@ -32,5 +32,5 @@ pub(super) fn at(secs: u64) -> BootInstant {
 }
 
 pub(super) fn granted(token: u64) -> Answer {
-    Answer::Granted(Granted { token: Token::new(token), permits: Vec::new() })
+    Answer::Granted(Granted { token: Token::new(token), ..Granted::default() })
 }

@@ -93,6 +93,7 @@ impl World {
                 }
                 Output::NotAcquired { key, .. } => *client.outcomes.entry(key).or_default() += 1,
                 Output::Lost { key, .. } | Output::Released { key, .. } => drop(client.held.remove(&key)),
+                Output::Recalled { .. } => {}
                 Output::LeaseDeadline(_) | Output::Queued { .. } => {}
             }
         }
@@ -217,6 +218,8 @@ impl World {
                     keep_closed_ms: 0,
                     value: Box::default(),
                     meta: Box::default(),
+                    spare_tokens: 0,
+                    holding: Box::default(),
                 }))
             }
         };

@@ -390,6 +390,13 @@ impl Numbered {
                     done_through: done_through.0,
                 })
             }
+            Self::Change { target, done_through, change: HoldChange::Settle } => {
+                client_item::What::Settle(v1::Settle {
+                    seq: seq.0,
+                    target: target.0,
+                    done_through: done_through.0,
+                })
+            }
             Self::Change { target, done_through, change: HoldChange::Downgrade } => {
                 client_item::What::Downgrade(v1::Downgrade {
                     seq: seq.0,

@@ -61,7 +61,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             ..v1::Opened::default()
         })
     };
-    let kept = v1::server_item::What::KeptAlive(v1::KeptAlive { id: 1, revoked: vec![2] });
+    let kept = v1::server_item::What::KeptAlive(v1::KeptAlive { id: 1, revoked: vec![2], recalled: vec![3] });
     let end = v1::server_item::What::StreamEnd(v1::StreamEnd { reason: 1, ..v1::StreamEnd::default() });
     vec![
         [frame(vec![item(opened(1)), item(opened(2))]), frame(vec![item(kept)]), frame(vec![item(end)])]

@@ -72,6 +72,8 @@ pub(super) fn acquire(
         keep_closed_ms: millis(request.keep_closed),
         value: request.value.to_vec(),
         meta: request.meta.to_vec(),
+        spare_tokens: request.spare_tokens,
+        holding: request.holding.iter().map(|token| token.get()).collect(),
         traceparent: request.traceparent.as_deref().unwrap_or_default().to_owned(),
     })
 }
@@ -85,7 +87,11 @@ pub(super) fn answer(what: What) -> Result<Option<Answer>, Nonsense> {
     Ok(Some(match what {
         What::Granted(granted) => {
             let grant = read_grant(&granted).map_err(|error| Nonsense(error.to_string()))?;
-            Answer::Granted(Granted { token: Some(grant.token), permits: grant.permits })
+            Answer::Granted(Granted {
+                token: Some(grant.token),
+                permits: grant.permits,
+                spare_tokens: grant.spare_tokens,
+            })
         }
         What::Busy(busy) => Answer::Busy(Busy {
             holder: (busy.holder != 0).then_some(busy.holder_label),

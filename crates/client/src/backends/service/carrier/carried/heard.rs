@@ -68,6 +68,7 @@ impl<H> CarriedSession<H> {
         match what {
             What::Attached(attached) => {
                 revoked(key, attached.revoked, out);
+                recalled(key, attached.recalled, out);
                 return self.attached(now, attached.attach, outbox, out);
             }
             What::KeptAlive(alive) => {
@@ -76,8 +77,10 @@ impl<H> CarriedSession<H> {
                 }
                 // Revocations first, so that no acknowledgement precedes them.
                 revoked(key, alive.revoked, out);
+                recalled(key, alive.recalled, out);
                 self.kept_alive(alive.id, out)?;
             }
+            What::Recalled(_) => recalled(key, vec![seq.0], out),
             What::Queued(queued) => {
                 let asked = self.asked.get(&seq);
                 if asked.is_some_and(|command| !matches!(command.what, Numbered::Acquire { .. })) {
@@ -198,6 +201,10 @@ impl<H> CarriedSession<H> {
         }
         Ok(())
     }
+}
+
+fn recalled<H>(key: SessionKey, seqs: Vec<u64>, out: &mut Vec<CarrierOutput<H>>) {
+    out.extend(seqs.into_iter().map(|seq| CarrierOutput::Push(key, Push::Recalled { seq: Seq(seq) })));
 }
 
 fn revoked<H>(key: SessionKey, seqs: Vec<u64>, out: &mut Vec<CarrierOutput<H>>) {

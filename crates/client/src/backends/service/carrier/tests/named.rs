@@ -78,15 +78,15 @@ fn opened(attach: u64) -> What {
 }
 
 fn attached(attach: u64) -> What {
-    What::Attached(v1::Attached { attach, revoked: Vec::new() })
+    What::Attached(v1::Attached { attach, ..Default::default() })
 }
 
 fn kept_alive(id: u64) -> What {
-    What::KeptAlive(v1::KeptAlive { id, revoked: Vec::new() })
+    What::KeptAlive(v1::KeptAlive { id, ..Default::default() })
 }
 
 fn granted(token: u64) -> What {
-    What::Granted(v1::Granted { token, permits: Vec::new() })
+    What::Granted(v1::Granted { token, ..Default::default() })
 }
 
 fn acquire(seq: u64) -> Call {
@@ -100,6 +100,8 @@ fn acquire(seq: u64) -> Call {
         value: Box::default(),
         meta: Box::default(),
         waiters_max: None,
+        spare_tokens: 0,
+        holding: Box::default(),
         traceparent: None,
     };
     Call::Acquire { seq: Seq(seq), done_through: Seq(0), request: request.into(), wait_left: None }
@@ -242,7 +244,8 @@ fn unsolicited_items_become_pushes() {
         [CarrierOutput::Push(_, Push::Revoked { seq: Seq(6), .. })]
     ));
     let _ = line.submit(101, Call::KeepAlive, 1);
-    let out = line.hears(101, 0, What::KeptAlive(v1::KeptAlive { id: 2, revoked: vec![6] }));
+    let out =
+        line.hears(101, 0, What::KeptAlive(v1::KeptAlive { id: 2, revoked: vec![6], recalled: vec![] }));
     assert!(
         matches!(out[..], [CarrierOutput::Push(_, Push::Revoked { .. }), CarrierOutput::Resolved(1, Ok(_))]),
         "the bad news first: {out:?}"

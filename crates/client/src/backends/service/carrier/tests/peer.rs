@@ -66,7 +66,12 @@ impl Peer {
                         self.tell(at, session, Seq(0), What::SessionGone(v1::SessionGone {}));
                     } else if self.claim(at, session, attach) {
                         let revoked = self.revoked(session);
-                        self.tell(at, session, Seq(0), What::Attached(v1::Attached { attach, revoked }));
+                        self.tell(
+                            at,
+                            session,
+                            Seq(0),
+                            What::Attached(v1::Attached { attach, revoked, recalled: Vec::new() }),
+                        );
                         let ends: Vec<_> = self.table.unconfirmed_ends(session, Seq(0)).collect();
                         for (seq, end) in ends {
                             self.tell(at, session, seq, What::Ended(answer::finished(end)));
@@ -77,7 +82,12 @@ impl Peer {
                     if self.is_at(at, session, Seq(0)) {
                         self.renew(session);
                         let revoked = self.revoked(session);
-                        self.tell(at, session, Seq(0), What::KeptAlive(v1::KeptAlive { id, revoked }));
+                        self.tell(
+                            at,
+                            session,
+                            Seq(0),
+                            What::KeptAlive(v1::KeptAlive { id, revoked, recalled: Vec::new() }),
+                        );
                     }
                 }
                 Request::Denied { .. } => unreachable!("only a node makes these"),
@@ -184,6 +194,8 @@ impl Peer {
                     self.tell_session(session, seq, What::Ended(answer::finished(end)));
                     self.leases.get_mut(&session).map(|lease| lease.revoked.remove(&seq));
                 }
+                // No client of these tests caches.
+                Effect::Recalled { .. } => {}
                 Effect::Revoked { session, seq, token } => {
                     let lease = self.leases.get_mut(&session).expect("its session lives");
                     lease.revoked.insert(seq);

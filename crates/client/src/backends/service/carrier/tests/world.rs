@@ -173,6 +173,7 @@ impl World {
                     self.grants += 1;
                 }
                 Output::NotAcquired { key, .. } => *client.outcomes.entry(key).or_default() += 1,
+                Output::Recalled { .. } => {}
                 Output::Lost { key, .. } | Output::Released { key, .. } => drop(client.held.remove(&key)),
                 Output::LeaseDeadline(until) => client.lease_deadline = until,
                 Output::Queued { .. } => {}
@@ -228,6 +229,8 @@ impl World {
             value: Box::default(),
             meta: Box::default(),
             waiters_max: None,
+            spare_tokens: 0,
+            holding: Box::default(),
             traceparent: None,
         };
         self.clients[who].wanted.insert(key, (name, Arc::new(wanted)));
