@@ -377,3 +377,96 @@ fn hold_of_an_ending_session_keeps_its_lock_delay_whatever_ends_it() {
     assert_eq!(ended(None, order(false)), closed, "its session is gone");
     assert_eq!(ended(None, Command::Resume), closed);
 }
+
+fn cached(session: SessionId, seq: u64, name: &str) -> Command {
+    Command::Acquire(Acquire { spare_tokens: 1, ..wants(session, seq, &[name], Mode::Exclusive) })
+}
+
+/// C4: the cached holds below a subtree are recalled over several commands, each once.
+#[test]
+fn many_cached_holds_below_a_subtree_are_recalled_over_several_commands() {
+    let crowd = size(3_000, 10_000, CROWD);
+    let mut bounded = Bounded::new(Table::new(1).with_work_max(1_000));
+    let session = bounded.open(1);
+    for seq in 1..=crowd {
+        let _granted = bounded.apply(cached(session, seq, &format!("a/{seq}")));
+    }
+    let asks = bounded.open(2);
+    let all = |if_busy| Acquire { subtree: true, if_busy, ..wants(asks, 1, &["a"], Mode::Exclusive) };
+    // C6: more than 1,024 names below are held, so a try is busy at once, and recalls nothing.
+    let busy = bounded.apply(Command::Acquire(all(IfBusy::Fail)));
+    assert!(matches!(busy, Reply::Busy { .. }) && bounded.effects.is_empty(), "{busy:?}");
+    let waits = Acquire { seq: Seq(2), ..all(IfBusy::WAIT) };
+    let queued = bounded.apply(Command::Acquire(waits));
+    assert!(matches!(queued, Reply::Queued { .. }) && bounded.table.has_backlog(), "{queued:?}");
+    let first = bounded.effects.len();
+    assert!((500..=1_100).contains(&first), "{first} are recalled by the request itself");
+    assert!(bounded.drain() >= (crowd as usize - first) / 1_100);
+    let is_recalled = |effect: &Effect| matches!(effect, Effect::Recalled { .. });
+    assert_eq!((bounded.effects.len() as u64, bounded.effects.iter().all(is_recalled)), (crowd, true));
+    invariants::c4_recalls(&bounded.table.snapshot()).expect("all are recalled");
+    for seq in 1..=crowd {
+        let _released = bounded.apply(finish(session, crowd + seq, seq));
+    }
+    bounded.drain();
+    assert_eq!(bounded.granted(), 1);
+}
+
+/// C6: the requests that were put off because of a cached subtree are ended up to the bound when it is settled;
+/// the others have their limits.
+#[test]
+fn many_tries_below_a_cached_subtree_are_ended_up_to_the_bound() {
+    let crowd = size(3_000, 10_000, CROWD);
+    let mut bounded = Bounded::new(Table::new(1).with_work_max(1_000));
+    let session = bounded.open(1);
+    let whole = Acquire { subtree: true, spare_tokens: 1, ..wants(session, 1, &["a"], Mode::Exclusive) };
+    let _granted = bounded.apply(Command::Acquire(whole));
+    let tries = bounded.open(2);
+    for seq in 1..=crowd {
+        let one = wants(tries, seq, &[&format!("a/{seq}")], Mode::Exclusive);
+        let reply = bounded.apply(Command::Acquire(Acquire { if_busy: IfBusy::Fail, ..one }));
+        assert!(matches!(reply, Reply::Queued { .. }), "{reply:?}");
+    }
+    assert_eq!(bounded.effects.len(), 1, "recalled once");
+    let settle = Command::Settle { session, seq: Seq(2), target: Seq(1), done_through: Seq(0) };
+    assert_eq!(bounded.apply(settle), Reply::Done);
+    let ended = bounded.effects.len() - 1;
+    assert!((400..=1_000).contains(&ended), "{ended} are ended by the command itself");
+    let _released = bounded.apply(finish(session, 3, 1));
+    bounded.drain();
+    assert_eq!(bounded.granted(), crowd as usize - ended, "the others were still in the queue");
+}
+
+/// Cached holds and tries cost no more with many cached holds around.
+#[test]
+fn cost_of_a_cached_hold_does_not_grow_with_the_others() {
+    let crowd = size(4_000, CROWD, CROWD);
+    let mut bounded = Bounded::new(Table::new(1));
+    let (session, other) = (bounded.open(1), bounded.open(2));
+    let mut visits = Vec::new();
+    for seq in 1..=crowd {
+        let before = bounded.table.visits();
+        let name = format!("tenants/{seq}/shard");
+        let _granted = bounded.apply(cached(session, 3 * seq, &name));
+        let asks = Acquire { if_busy: IfBusy::Fail, ..wants(other, 2 * seq, &[&name], Mode::Exclusive) };
+        assert!(matches!(bounded.apply(Command::Acquire(asks)), Reply::Queued { position: 0, .. }));
+        let settle =
+            Command::Settle { session, seq: Seq(3 * seq + 1), target: Seq(3 * seq), done_through: Seq(0) };
+        assert_eq!(bounded.apply(settle), Reply::Done);
+        visits.push(bounded.table.visits() - before);
+        let _confirmed = bounded.apply(Command::Finish {
+            session: other,
+            seq: Seq(2 * seq + 1),
+            target: Seq(2 * seq),
+            done_through: Seq(2 * seq + 1),
+        });
+        let _confirmed = bounded.apply(Command::Settle {
+            session,
+            seq: Seq(3 * seq + 2),
+            target: Seq(3 * seq),
+            done_through: Seq(3 * seq + 1),
+        });
+    }
+    let (first, last) = (visits[1], visits[visits.len() - 1]);
+    assert!(last <= first + 4, "{first} entries for the first ones, {last} for the last");
+}

@@ -18,6 +18,7 @@
 //!   without `keep_closed`, and once with and once without subtree (a permit only without); four of the six
 //!   acquires wait in one session and fail in the other, and two wait in both;
 //! * a permit request without a number, and `RaiseTokens` after a token was issued;
+//! * `Settle` of a hold that is not a cached one, and cached holds but those of one session at `a`;
 //! * `SetClock`, which changes no answer: properties.rs generates it (E3);
 //! * a third secret: `open` finds one of the two sessions, or opens a new one if that session has ended.
 
@@ -32,7 +33,7 @@ use oracle::pair::Pair;
 
 /// Number of new states at each depth, as this test counts them. A change of a rule or of the alphabet
 /// changes these numbers; check that the change is intended.
-const NEW_STATES: [usize; 6] = [1, 19, 340, 5_917, 103_845, 1_865_763];
+const NEW_STATES: [usize; 6] = [1, 19, 342, 6_016, 106_796, 1_935_597];
 
 /// As `invariants::all`, on the snapshot that the pair has already taken.
 fn sound(pair: &Pair) -> Result<(), String> {

@@ -11,7 +11,7 @@ mod random_steps;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use lockkeeper_core::snapshot::{EndingState, FreedState, LimitState, Phase, RequestState};
+use lockkeeper_core::snapshot::{Caching, EndingState, FreedState, LimitState, Phase, RequestState};
 use lockkeeper_core::{
     Acquire, Command, Effects, IfBusy, LockName, Mode, ModeKind, OpenSession, Restorer, Seq, SessionId,
     Snapshot, SnapshotError, Table, Ticket, Token, WallTime, invariants,
@@ -429,8 +429,20 @@ fn freed(number: u64, after: u64) -> FreedState {
 #[test]
 fn every_inconsistency_has_its_own_error() {
     type Change = fn(&mut Snapshot);
-    let cases: [(Change, &str); 29] = [
+    let cases: [(Change, &str); 35] = [
         (|s| s.rules = 6, "rules version 6"),
+        (|s| s.requests[0].caching = Caching::Cached, "is cached although it can't be"),
+        (|s| s.requests[0].caching = Caching::Try, "is cached although it can't be"),
+        (|s| s.requests[2].spare_tokens = 1, "is cached although it can't be"),
+        (|s| s.requests[0].holding = [Token::MIN].into(), "is cached although it can't be"),
+        (
+            |s| {
+                s.rules = 4;
+                s.requests[2].holding = [Token::MIN].into();
+            },
+            "is cached although it can't be",
+        ),
+        (|s| s.requests[0].spare_tokens = 1, "two holds have the token 2"),
         (
             |s| {
                 s.rules = 1;

@@ -41,8 +41,11 @@ fn acquire() -> impl Strategy<Value = Acquire> {
     let numbers = (any::<u64>(), any::<u64>(), any::<u64>(), mostly(0..=limits::KEEP_CLOSED_MS_MAX));
     let names = prop_oneof![9 => prop::collection::vec(name(), 1..5), 1 => Just(Vec::new())];
     let bytes = prop::collection::vec(any::<u8>(), 0..40);
-    (numbers, names, mode(), any::<bool>(), if_busy, bytes.clone(), bytes).prop_map(
-        |((session, seq, done_through, keep_closed_ms), names, mode, subtree, if_busy, value, meta)| {
+    let holding = prop::collection::vec(1..=limits::TOKEN_MAX, 0..4);
+    let cached = (mostly(0..=u64::from(limits::SPARE_TOKENS_MAX)), holding);
+    (numbers, names, mode(), any::<bool>(), if_busy, bytes.clone(), bytes, cached).prop_map(
+        |(numbers, names, mode, subtree, if_busy, value, meta, (spare_tokens, holding))| {
+            let (session, seq, done_through, keep_closed_ms) = numbers;
             Acquire {
                 session: SessionId(session),
                 seq: Seq(seq),
@@ -54,8 +57,8 @@ fn acquire() -> impl Strategy<Value = Acquire> {
                 keep_closed_ms,
                 value: value.into(),
                 meta: meta.into(),
-                spare_tokens: 0,
-                holding: Box::default(),
+                spare_tokens: spare_tokens as u32,
+                holding: holding.into_iter().filter_map(Token::new).collect(),
             }
         },
     )
@@ -68,6 +71,12 @@ fn own_command() -> impl Strategy<Value = Command> {
     prop_oneof![
         acquire().prop_map(Command::Acquire),
         (of.clone(), done.clone()).prop_map(|((session, seq, target), done_through)| Command::Finish {
+            session,
+            seq,
+            target,
+            done_through
+        }),
+        (of.clone(), done.clone()).prop_map(|((session, seq, target), done_through)| Command::Settle {
             session,
             seq,
             target,
@@ -135,7 +144,8 @@ fn request() -> impl Strategy<Value = Request> {
                 Command::Acquire(it) => (it.session, it.seq),
                 Command::Finish { session, seq, .. }
                 | Command::SetValue { session, seq, .. }
-                | Command::Downgrade { session, seq, .. } => (*session, *seq),
+                | Command::Downgrade { session, seq, .. }
+                | Command::Settle { session, seq, .. } => (*session, *seq),
                 other => panic!("not a session's own: {other:?}"),
             };
             Request::Command { session, seq, command }

@@ -78,7 +78,8 @@ fn acquire(session: SessionId, seq: Seq, done_through: Seq, letter: Letter) -> C
         keep_closed_ms: if keep_closed { KEEP_CLOSED_MS } else { 0 },
         value: Box::default(),
         meta: Box::default(),
-        spare_tokens: 0,
+        // One session asks for cached holds of the subtree.
+        spare_tokens: u32::from(subtree && mode == Mode::Exclusive && !session.0.is_multiple_of(2)),
         holding: Box::default(),
     })
 }
@@ -100,6 +101,9 @@ fn of_session(state: &SessionState, now: &Snapshot, all: &mut Vec<Command>) {
     for request in &now.requests {
         let Some((_, target)) = request.owner.filter(|(owner, _)| *owner == session) else { continue };
         all.push(Command::Downgrade { session, seq, target, done_through: none });
+        if request.caching.is_held() {
+            all.push(Command::Settle { session, seq, target, done_through: none });
+        }
         all.push(Command::SetValue { session, seq, target, value: b"v"[..].into(), done_through: none });
         if matches!(request.phase, Phase::Waiting { .. }) {
             all.push(Command::TimeOut { session, target });

@@ -172,6 +172,9 @@ impl Replica {
             Origin::EndOrder { .. } => CommandSummary::EndOrder,
             _ => CommandSummary::of(&command),
         };
+        if let Command::Acquire(acquire) = &command {
+            self.token_pace.applied(acquire);
+        }
         let expiring = self.to_be_named(&command, &origin);
         if command == Command::Resume {
             self.is_resuming = false;

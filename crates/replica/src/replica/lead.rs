@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Command, Pending, SessionId};
 
+use super::token_pace::TokenPace;
 use super::{Origin, Proposal, Replica};
 use crate::deadlines::Deadlines;
 use crate::event::{Answer, Output};
@@ -170,6 +171,7 @@ impl Replica {
         self.lead = Lead::Ready(term);
         self.clock = LeaseClock::new(self.now);
         self.lease_now = Duration::ZERO;
+        self.token_pace = TokenPace::default();
         if self.table.last_token() == 0 && !self.is(Mutant::TokensFromOne) {
             // A table without history: the counter is raised before any grant, and through the log, so that
             // all nodes agree (T1).

@@ -31,6 +31,7 @@ mod quotas;
 mod session_polls;
 mod snapshots;
 mod streams;
+mod token_pace;
 mod transfer;
 mod watch;
 
@@ -65,6 +66,7 @@ pub use snapshots::ITEMS_PER_PIECE;
 use snapshots::Snapshots;
 use streams::ClientStream;
 pub use streams::ENDS_PER_PART;
+use token_pace::TokenPace;
 use transfer::Handover;
 use watch::Watcher;
 
@@ -180,6 +182,7 @@ pub struct Replica {
     /// Until this time, batches are proposed without waiting for the commit of the previous one; see
     /// `propose.rs`.
     unheld_until: Duration,
+    token_pace: TokenPace,
     rounds: QuorumReads,
     expiry: Expiry,
     snapshots: Snapshots,
@@ -251,6 +254,7 @@ impl Replica {
             is_refused: false,
             in_flight: VecDeque::new(),
             unheld_until: Duration::ZERO,
+            token_pace: TokenPace::default(),
             rounds: QuorumReads::default(),
             expiry: Expiry::default(),
             snapshots: Snapshots::default(),
@@ -275,7 +279,7 @@ impl Replica {
     }
 
     /// Begins a turn. `now` is read from a clock that counts suspend (`CLOCK_BOOTTIME`), with any origin;
-    /// `wall` is for people only.
+    /// `wall` is for people, and for the pace of tokens (C3).
     pub fn begin(&mut self, now: Duration, wall: WallTime) {
         self.wall = wall;
         self.now = self.now.max(now);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use lockkeeper_core::{Command, Rejection, Seq, SessionId, Usage};
+use lockkeeper_core::{Command, Rejection, Seq, SessionId, Usage, limits};
 use lockkeeper_wire::answer;
 use lockkeeper_wire::request::{Open, Request, Secret};
 use lockkeeper_wire::v1::{self, server_item::What};
@@ -190,8 +190,16 @@ impl Replica {
         identity: &Arc<str>,
         session: SessionId,
         seq: Seq,
-        command: Command,
+        mut command: Command,
     ) {
+        if let Command::Settle { target, .. } = &command
+            && self.table.rules() < limits::RULES_WITH_CACHED_HOLDS
+        {
+            // Older nodes can't read it in the log. There are no cached holds before all nodes can (V1).
+            let refused = answer::refused(&Rejection::NotHeld { target: *target });
+            let what = Some(What::Refused(refused));
+            return self.tell(from, v1::ServerItem { session: session.0, seq: seq.0, what });
+        }
         let is_repetition = self.is_repetition(session, seq);
         let reserved = match self.reserve(identity, &command, is_repetition) {
             Ok(reserved) => reserved,
@@ -200,6 +208,10 @@ impl Replica {
         if let Some(lease) = self.book.lease_mut(session) {
             lease.queued_through = lease.queued_through.max(seq);
             lease.ending |= matches!(command, Command::CloseSession { .. });
+        }
+        if let Command::Acquire(it) = &mut command {
+            let asked = it.spare_tokens;
+            it.spare_tokens = self.token_pace.allow(asked, &self.table, self.wall, self.lease_now);
         }
         let command = self.mutated(command);
         let proposal = Proposal { command, origin: Origin::Session { from, session, seq }, reserved };

@@ -1,5 +1,6 @@
 //! A single-node cluster, driven turn by turn: responses to clients, and the state after restarts.
 
+mod cached;
 mod calls;
 mod crowds;
 mod deadlines;
