@@ -69,6 +69,12 @@ pub struct HolderInfo {
     pub since: Option<SystemTime>,
     /// Held, under a break, or closed.
     pub state: HolderState,
+    /// Whether its client keeps it between its sections, and gives it back once others wait.
+    pub cached: bool,
+    /// Whether it is cached, and others wait for it.
+    pub recalled: bool,
+    /// The last of its tokens, if it has several: a cached hold has one for each section.
+    pub last_token: Option<Token>,
     /// The holder's meta data.
     pub meta: Vec<(String, String)>,
     /// The value that the holder has set; empty if none.
@@ -90,6 +96,9 @@ impl HolderInfo {
             held_for: None,
             since: None,
             state: HolderState::Held,
+            cached: false,
+            recalled: false,
+            last_token: None,
             meta: Vec::new(),
             value: Vec::new(),
         }
@@ -232,6 +241,9 @@ impl LockInfo {
                 }
                 HoldState::Closed { ms } => HolderState::Closed { left: closed_left(hold.token, ms) },
             },
+            cached: hold.caching.is_held(),
+            recalled: hold.caching == lockkeeper_core::Caching::Recalled,
+            last_token: hold.token.after(hold.spare_tokens),
             meta: decode_meta(&hold.meta),
             value: hold.value.to_vec(),
         });

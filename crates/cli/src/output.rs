@@ -144,11 +144,12 @@ pub fn mode_text(holder: &HolderInfo) -> String {
 
 /// The unusual state of a hold; `None` if it is simply held.
 #[must_use]
-pub fn state_text(state: &HolderState) -> Option<String> {
-    match state {
+pub fn state_text(holder: &HolderInfo) -> Option<String> {
+    match &holder.state {
         HolderState::Revoked { reason, by } => Some(format!("being broken by {by}: {reason}")),
         HolderState::Closed { left } => Some(format!("over, closed for another {}", human(*left))),
-        _ => None,
+        _ if holder.recalled => Some("cached, recalled".to_owned()),
+        _ => holder.cached.then(|| "cached".to_owned()),
     }
 }
 
@@ -181,7 +182,7 @@ pub fn holder_text(holder: &HolderInfo) -> String {
             text += &since_text(since);
         }
     }
-    if let Some(state) = state_text(&holder.state) {
+    if let Some(state) = state_text(holder) {
         text += &format!(", {state}");
     }
     for (key, value) in &holder.meta {

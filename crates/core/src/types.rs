@@ -59,6 +59,14 @@ impl FromStr for Token {
     }
 }
 
+impl Token {
+    /// The last token of a block with so many spare tokens after this one (C2); `None` if there are none.
+    #[must_use]
+    pub fn after(self, spare_tokens: u32) -> Option<Self> {
+        if spare_tokens == 0 { None } else { Self::new(self.get() + u64::from(spare_tokens)) }
+    }
+}
+
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)

@@ -119,7 +119,10 @@ export function holderOf({ label, identity, session }) {
 
 /** @param {import('./lock-model.js').Hold} hold */
 export function stateCell(hold) {
-  if (hold.state === 'held') return el('span', { class: 'state held' }, 'held');
+  if (hold.state === 'held') {
+    const cached = { '': null, cached: 'cached', recalled: 'cached, recalled' }[hold.cached];
+    return [el('span', { class: 'state held' }, 'held'), cached === null ? null : el('span', { class: 'sub' }, cached)];
+  }
   if (hold.state === 'closed') return el('span', { class: 'state closed' }, 'closed, ', el('span', { 'data-left': '' }));
   return [
     el('span', { class: 'state breaking' }, 'being broken'),

@@ -14,6 +14,7 @@
  * @property {number} since when it was granted, in milliseconds since 1970 by this browser's clock; NaN: unknown
  * @property {number} grantedAt the same by the service's clock: for orders, since what was longer on its way moves `since`
  * @property {number} closedUntil of a closed hold, in milliseconds since 1970; else 0
+ * @property {'' | 'cached' | 'recalled'} cached its client keeps it between its sections; others wait for it
  * @property {string} meta
  * @property {string} breakBy
  * @property {string} breakReason
@@ -74,6 +75,7 @@ export function holdOf(json, now) {
     since: typeof json.held_for_ms === 'number' ? now - json.held_for_ms : NaN,
     grantedAt: Date.parse(json.since),
     closedUntil: typeof json.closed_for_ms === 'number' ? now + json.closed_for_ms : 0,
+    cached: json.recalled === true ? 'recalled' : json.cached === true ? 'cached' : '',
     meta: String(json.meta ?? '').slice(0, META_KEPT),
     breakBy: String(json.break_by ?? ''),
     breakReason: String(json.break_reason ?? ''),

@@ -151,7 +151,7 @@ impl Problem {
 
     pub(crate) fn busy(busy: v1::Busy) -> Self {
         let detail = match busy.holder {
-            0 => "the lock is not free: requests wait for it, or it stays closed after its last hold"
+            0 => "the lock is not free: it is held, requests wait for it, or it stays closed after its last hold"
                 .to_owned(),
             holder => format!("the lock is not free: session {holder} holds it"),
         };

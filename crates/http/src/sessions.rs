@@ -4,6 +4,7 @@ use crate::view::{EndSessionResult, EndedSessionView, Mode, SessionView, content
 use axum::Json;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
+use lockkeeper_core::limits;
 use lockkeeper_wire::v1::{self, client_item, server_item::What};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -15,6 +16,10 @@ use crate::service::Origin;
 /// The default of `poll_ms`, the time that a call waits for a queued request. The maximum is much longer, but
 /// a waiting call does not keep its session alive.
 const POLL_MS_DEFAULT: u64 = 1_000;
+
+/// How long the call of a request that doesn't wait waits for its answer: a little longer than the service may
+/// put it off because of cached holds (C6).
+const TRY_POLL_MS: u64 = limits::TRY_WAIT_MS + 500;
 
 /// Every call about a session sends its secret.
 #[derive(IntoParams)]
@@ -238,13 +243,14 @@ pub(crate) async fn acquire<O: Origin>(
 ) -> Result<Response, Problem> {
     let poll_ms = match (asked.wait, asked.poll_ms, asked.at_most_ms, asked.max_waiters) {
         (true, poll_ms, ..) => poll_ms.unwrap_or(POLL_MS_DEFAULT),
-        (false, None, None, None) => 0,
+        (false, None, None, None) => TRY_POLL_MS,
         (false, ..) => {
             return Err(Problem::invalid(
                 "`poll_ms`, `at_most_ms` or `max_waiters` is given, but `wait` is not true: the request does not wait",
             ));
         }
     };
+    let (waits, number) = (asked.wait, asked.request);
     let acquire = v1::Acquire {
         seq: asked.request,
         done_through: asked.done_through,
@@ -291,6 +297,12 @@ pub(crate) async fn acquire<O: Origin>(
             (StatusCode::ACCEPTED, RequestStatus { position, ..request(RequestState::Queued, notices) })
         }
         What::Busy(busy) => return Err(Problem::busy(busy)),
+        What::Finished(it) | What::Ended(it) if !waits && it.end() == v1::End::TimedOut => {
+            // So that nothing of the request is left, as after any other busy request (R3).
+            let finish = v1::Finish { seq: number, target: number, done_through: 0 };
+            client.ask(asked.session, client_item::What::Finish(finish), 0).await?;
+            return Err(Problem::busy(v1::Busy::default()));
+        }
         What::Finished(it) | What::Ended(it) => return Err(Problem::ended(it.end())),
         What::SessionGone(_) => return Err(Problem::session_gone()),
         _ => return Err(unexpected()),

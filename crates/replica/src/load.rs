@@ -24,6 +24,8 @@ pub struct Load {
     pub last_token: u64,
     /// The usage of the table by all sessions together.
     pub usage: Usage,
+    /// The number of names that cached holds have.
+    pub cached_names: u64,
     /// The load of the requested prefixes, then of others, each with its oldest, found like [`Load::oldest`].
     pub prefixes: Vec<(PrefixLoad, Oldest)>,
     /// Number of members of the cluster.
@@ -47,6 +49,8 @@ pub struct Activity {
     pub expired: u64,
     /// Requests that left the queue because their wait limit was over.
     pub timed_out: u64,
+    /// Recalls of cached holds.
+    pub recalls: u64,
     /// Breaks by operators. A break that is repeated with `now` counts twice.
     pub breaks: u64,
     /// Keep-alives, attaches and calls, by the part of the ttl that was left when they arrived, in tenths.
@@ -90,6 +94,7 @@ impl Activity {
         for effect in effects {
             match effect {
                 Effect::Granted { .. } => self.grants += 1,
+                Effect::Recalled { .. } => self.recalls += 1,
                 Effect::Ended { end: End::TimedOut, .. } => self.timed_out += 1,
                 Effect::SessionEnded { .. } if matches!(command, CommandSummary::Expire) => self.expired += 1,
                 _ => {}

@@ -34,6 +34,7 @@ const MEMBERS_HEARD: &str = "lockkeeper_members_heard";
 const SESSIONS: &str = "lockkeeper_sessions";
 const HOLDS: &str = "lockkeeper_holds";
 const WAITERS: &str = "lockkeeper_waiters";
+const CACHED_NAMES: &str = "lockkeeper_cached_names";
 const TABLE_BYTES: &str = "lockkeeper_table_bytes";
 const PREFIX_HOLDS: &str = "lockkeeper_prefix_holds";
 const PREFIX_WAITERS: &str = "lockkeeper_prefix_waiters";
@@ -46,6 +47,7 @@ const GRANTS: &str = "lockkeeper_grants_total";
 const EXPIRED: &str = "lockkeeper_expired_sessions_total";
 const TIMED_OUT: &str = "lockkeeper_timed_out_requests_total";
 const BREAKS: &str = "lockkeeper_breaks_total";
+const RECALLS: &str = "lockkeeper_recalls_total";
 const RENEW_SLACK: &str = "lockkeeper_renew_slack_ratio";
 const CERTIFICATE_ENDS: &str = "lockkeeper_certificate_ends_timestamp_seconds";
 const TRACES_DROPPED: &str = "lockkeeper_traces_dropped_total";
@@ -111,6 +113,7 @@ pub(crate) fn describe() {
     describe_gauge!(SESSIONS, "Live sessions");
     describe_gauge!(HOLDS, "Holds, closed ones included");
     describe_gauge!(WAITERS, "Waiting requests");
+    describe_gauge!(CACHED_NAMES, "Names that are held by cached holds");
     describe_gauge!(TABLE_BYTES, "Size of the sessions and requests in the table");
     describe_gauge!(PREFIX_HOLDS, "Holds of the names with this prefix");
     describe_gauge!(PREFIX_WAITERS, "Waiters at the names with this prefix");
@@ -138,6 +141,7 @@ pub(crate) fn describe() {
         "Requests that left the queue since their time was over, while this node led"
     );
     describe_counter!(BREAKS, "Breaks of operators, while this node led");
+    describe_counter!(RECALLS, "Recalls of cached holds, while this node led");
     describe_histogram!(RENEW_SLACK, "The part of its ttl that a session had left when a keep-alive arrived");
     describe_gauge!(CERTIFICATE_ENDS, "When the certificate of this node ends, in seconds since 1970");
     describe_counter!(
@@ -310,6 +314,7 @@ pub(crate) fn load(load: &Load, before: &Activity) {
     gauge!(SESSIONS).set(load.usage.sessions as f64);
     gauge!(HOLDS).set(load.usage.requests.saturating_sub(load.usage.waiters) as f64);
     gauge!(WAITERS).set(load.usage.waiters as f64);
+    gauge!(CACHED_NAMES).set(load.cached_names as f64);
     gauge!(TABLE_BYTES).set(load.usage.bytes as f64);
     gauge!(OLDEST_HOLD).set(age(load.oldest.hold));
     gauge!(LONGEST_WAITER).set(age(load.oldest.waiter));
@@ -319,6 +324,7 @@ pub(crate) fn load(load: &Load, before: &Activity) {
     counter!(EXPIRED).absolute(load.activity.expired);
     counter!(TIMED_OUT).absolute(load.activity.timed_out);
     counter!(BREAKS).absolute(load.activity.breaks);
+    counter!(RECALLS).absolute(load.activity.recalls);
     let slack = histogram!(RENEW_SLACK);
     let parts = load.activity.slack.len() as f64;
     record_new(&slack, &load.activity.slack, &before.slack, |part| (part as f64 + 0.5) / parts);

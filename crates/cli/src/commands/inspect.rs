@@ -36,8 +36,7 @@ fn rows(info: &LockInfo, table: &mut Table) {
     for holder in &info.holds {
         let meta = holder.meta.iter().map(|(key, value)| format!("{key}={value}"));
         let [name, waiting, limit] = std::mem::take(&mut first);
-        let notes =
-            [limit].into_iter().filter(|note| !note.is_empty()).chain(state_text(&holder.state)).chain(meta);
+        let notes = [limit].into_iter().filter(|note| !note.is_empty()).chain(state_text(holder)).chain(meta);
         let row = [
             name,
             holder.token.map(|token| token.to_string()).unwrap_or_default(),

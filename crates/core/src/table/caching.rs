@@ -65,6 +65,12 @@ fn first_below(names: &BTreeMap<LockName, RequestId>, top: &str) -> Option<Reque
 }
 
 impl Table {
+    /// Number of names that cached holds have, recalled ones included.
+    #[must_use]
+    pub fn cached_names(&self) -> usize {
+        self.cached.unrecalled.len() + self.cached.recalled.len()
+    }
+
     /// Changes the state of a hold or waiter, and the index of its names with it.
     pub(super) fn set_caching(&mut self, id: RequestId, caching: Caching) {
         let request = &self.requests[id as usize];

@@ -65,6 +65,15 @@ pub struct HoldView {
     /// Of a closed hold: how much longer it keeps the lock closed, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub closed_for_ms: Option<u64>,
+    /// Whether its client keeps it between its sections, until others wait; absent: no.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub cached: bool,
+    /// Of a cached hold: whether others wait for it; absent: no.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub recalled: bool,
+    /// The last of its tokens, if it has several: a cached hold has one for each section.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_token: Option<u64>,
     /// The value that the holder publishes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
@@ -226,6 +235,9 @@ impl From<v1::Hold> for HoldView {
             held_for_ms: hold.held_for_ms,
             since: WallTime(hold.since_unix_ms).time().map(time),
             closed_for_ms: Some(hold.closed_for_ms).filter(|left| *left > 0),
+            cached: hold.cached,
+            recalled: hold.recalled,
+            last_token: (hold.spare_tokens > 0).then(|| hold.token + u64::from(hold.spare_tokens)),
             value,
             value_base64,
             meta,

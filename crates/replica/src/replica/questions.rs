@@ -139,6 +139,7 @@ impl Replica {
             committed: status.committed,
             last_token: status.last_token,
             usage: self.table.usage_in_all(),
+            cached_names: self.table.cached_names() as u64,
             prefixes: loads.into_iter().map(with_oldest).collect(),
             members: status.members.len() as u64,
             answering: if leads { answering as u64 } else { 0 },

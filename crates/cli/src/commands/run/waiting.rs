@@ -178,7 +178,7 @@ async fn describe(locks: &Locks, name: &LockName, ahead: u64) -> String {
 /// `held by x, for 5s`, or why the lock is closed.
 fn held_by(holder: &HolderInfo) -> String {
     if let HolderState::Closed { .. } = holder.state {
-        return output::state_text(&holder.state).unwrap_or_default();
+        return output::state_text(holder).unwrap_or_default();
     }
     let held_for = holder.held_for.map(|held| format!(", for {}", output::human(held))).unwrap_or_default();
     format!("held by {}{held_for}", holder.label)

@@ -45,8 +45,12 @@ pub(super) fn lock(lock: v1::Lock) -> Result<LockInfo, BackendError> {
 }
 
 fn hold(hold: v1::Hold) -> Result<HolderInfo, BackendError> {
+    let first = token(hold.token)?;
     Ok(HolderInfo {
-        token: Some(token(hold.token)?),
+        token: Some(first),
+        cached: hold.cached,
+        recalled: hold.recalled,
+        last_token: first.after(hold.spare_tokens),
         session: (hold.session != 0).then_some(hold.session),
         mode: mode(hold.mode())?,
         subtree: hold.subtree,
