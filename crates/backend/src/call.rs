@@ -64,8 +64,8 @@ pub enum HoldChange {
     SetValue(Arc<[u8]>),
     /// Makes an exclusive hold a shared one.
     Downgrade,
-    /// Makes a cached hold an ordinary one, which ends with its present section; only for services that declare
-    /// `cached`.
+    /// Makes a cached hold an ordinary one, which ends with its present section; only for services that
+    /// declare `cached`.
     Settle,
 }
 
@@ -92,8 +92,8 @@ pub struct AcquireRequest {
     /// The number of tokens that a cached hold draws beyond its first; 0: an ordinary hold. Not 0 only if the
     /// capabilities declare `cached`.
     pub spare_tokens: u32,
-    /// Tokens of holds that the caller keeps until this wait has ended: a service that sees the waits of all can
-    /// refuse one that would wait for itself. Others ignore them.
+    /// Tokens of holds that the caller keeps until this wait has ended: a service that sees the waits of all
+    /// can refuse one that would wait for itself. Others ignore them.
     pub holding: Box<[Token]>,
     /// The W3C trace context of the acquire, if it is sampled. Only our own service receives it.
     pub traceparent: Option<Box<str>>,

@@ -73,8 +73,8 @@ pub const SPARE_TOKENS_MAX: u32 = 1_023;
 /// Maximum time in milliseconds for which a request that doesn't wait is put off because cached holds are in
 /// its way (C6).
 pub const TRY_WAIT_MS: u64 = 1_000;
-/// A request for a subtree that doesn't wait is busy at once if more names below it are held than this, cached
-/// or not (C6).
+/// A request for a subtree that doesn't wait is busy at once if more names below it are held than this,
+/// cached or not (C6).
 pub const CACHED_BELOW_MAX: usize = 1_024;
 /// Maximum number of tokens that a request declares as held by its caller (K1).
 pub const HOLDING_MAX: usize = 16;

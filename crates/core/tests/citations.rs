@@ -168,8 +168,8 @@ fn every_rule_that_a_scenario_names_is_in_the_rule_book() {
     }
     let unknown: Vec<&String> = named.iter().filter(|rule| !known.contains(rule)).collect();
     assert!(unknown.is_empty(), "named in scenarios, but not in docs/table-rules.md: {unknown:?}");
-    // No scenario can test these: E3 is about output for people, T2 about comparisons outside of the table, D4
-    // about a limit that is too high for a scenario, C3 about the leader, and the others about the client.
+    // No scenario can test these: E3 is about output for people, T2 about comparisons outside of the table,
+    // D4 about a limit that is too high for a scenario, C3 about the leader, and the others about the client.
     for rule in known.iter().filter(|rule| !rule.starts_with('F') && !rule.contains('-')) {
         let shown =
             named.contains(rule) || ["E3", "T2", "D4", "C3", "C7", "C8", "C9"].contains(&rule.as_str());

@@ -412,8 +412,8 @@ fn many_cached_holds_below_a_subtree_are_recalled_over_several_commands() {
     assert_eq!(bounded.granted(), 1);
 }
 
-/// C6: the requests that were put off because of a cached subtree are ended up to the bound when it is settled;
-/// the others have their limits.
+/// C6: the requests that were put off because of a cached subtree are ended up to the bound when it is
+/// settled; the others have their limits.
 #[test]
 fn many_tries_below_a_cached_subtree_are_ended_up_to_the_bound() {
     let crowd = size(3_000, 10_000, CROWD);

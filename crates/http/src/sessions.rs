@@ -17,8 +17,8 @@ use crate::service::Origin;
 /// a waiting call does not keep its session alive.
 const POLL_MS_DEFAULT: u64 = 1_000;
 
-/// How long the call of a request that doesn't wait waits for its answer: a little longer than the service may
-/// put it off because of cached holds (C6).
+/// How long the call of a request that doesn't wait waits for its answer: a little longer than the service
+/// may put it off because of cached holds (C6).
 const TRY_POLL_MS: u64 = limits::TRY_WAIT_MS + 500;
 
 /// Every call about a session sends its secret.

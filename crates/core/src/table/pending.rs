@@ -7,8 +7,8 @@ use crate::reply::{End, Reply};
 use crate::snapshot::Caching;
 use crate::types::{Seq, SessionId, Token};
 
-/// A state that a new leader has to know: most are ended by a timer of the leader. The table stores durations, not deadlines; the duration for a
-/// revoked hold is its session's ttl.
+/// A state that a new leader has to know: most are ended by a timer of the leader. The table stores
+/// durations, not deadlines; the duration for a revoked hold is its session's ttl.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pending {
     /// A request that waits with a limit (W1).

@@ -41,8 +41,8 @@ impl Oracle {
         }
     }
 
-    /// C6: a request that was put off is busy once something other than cached holds is in its way: a hold that
-    /// was settled, downgraded, revoked or closed.
+    /// C6: a request that was put off is busy once something other than cached holds is in its way: a hold
+    /// that was settled, downgraded, revoked or closed.
     pub(crate) fn c6_judge_anew(&mut self, reported: &mut ReportedEffects) {
         let tries = self.state.requests.iter().filter(|r| r.caching == Caching::Try);
         let over = tries.filter(|request| {

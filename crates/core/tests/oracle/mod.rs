@@ -60,8 +60,8 @@ impl ReportedEffects {
         self.0.push(((4, ticket, 0), effect));
     }
 
-    /// E1: sessions ended; revoked; recalled; ends and closed holds in ticket order, for one ticket the end first;
-    /// grants in ticket order.
+    /// E1: sessions ended; revoked; recalled; ends and closed holds in ticket order, for one ticket the end
+    /// first; grants in ticket order.
     fn e1_in_order(mut self, out: &mut Effects) {
         self.0.sort_by_key(|(place, _)| *place);
         out.extend(self.0.into_iter().map(|(_, effect)| effect));

@@ -7,8 +7,8 @@ use lockkeeper_core::{End, Fingerprint, Grant, Rejection, Reply, Seq, SessionId}
 use super::{Oracle, ReportedEffects};
 
 impl Oracle {
-    /// `Acquire`, `SetValue`, `Downgrade` and `Settle`: the first four checks of R7, the limit of kept answers, the
-    /// command itself, then R6.
+    /// `Acquire`, `SetValue`, `Downgrade` and `Settle`: the first four checks of R7, the limit of kept
+    /// answers, the command itself, then R6.
     pub(crate) fn numbered(
         &mut self,
         session: SessionId,

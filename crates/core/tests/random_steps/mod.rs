@@ -174,8 +174,8 @@ pub(crate) fn asked() -> impl Strategy<Value = Asked> {
                 },
                 holding,
                 mode,
-                // A permit request with a subtree is always refused, so only the few with a value of 3 bytes keep
-                // the flag.
+                // A permit request with a subtree is always refused, so only the few with a value of 3 bytes
+                // keep the flag.
                 subtree: subtree && (!matches!(mode, Mode::Permit { .. }) || value_bytes == 3),
                 if_busy,
                 keep_closed_ms,

@@ -28,8 +28,8 @@ pub(super) struct ClientStream {
     nodes: Option<(u64, u64)>,
 }
 
-/// What an acknowledgement of a session's keep-alive or attach says about its holds: the seqs of those that are
-/// revoked (B1) and recalled (C4).
+/// What an acknowledgement of a session's keep-alive or attach says about its holds: the seqs of those that
+/// are revoked (B1) and recalled (C4).
 pub(super) struct Notices {
     pub(super) revoked: Vec<u64>,
     pub(super) recalled: Vec<u64>,

@@ -1,7 +1,8 @@
 //! How many tokens cached holds may draw (C3).
 //!
-//! A table that is founded anew, because its directories were wiped, starts at the microseconds since 2026 (T1).
-//! So the counter of a table must stay below that clock. Single tokens are too slow to reach it, blocks are not.
+//! A table that is founded anew, because its directories were wiped, starts at the microseconds since 2026
+//! (T1). So the counter of a table must stay below that clock. Single tokens are too slow to reach it, blocks
+//! are not.
 
 use std::time::Duration;
 
@@ -9,8 +10,8 @@ use lockkeeper_core::{Acquire, Table, WallTime, limits};
 
 /// 2026-01-01T00:00:00Z in milliseconds of Unix time.
 const TOKENS_EPOCH_MS: u64 = 1_767_225_600_000;
-/// The distance that blocks leave between the counter and the clock: for clocks that differ between nodes, and
-/// for one that is set back. Also the bound on the time since the leader began that counts.
+/// The distance that blocks leave between the counter and the clock: for clocks that differ between nodes,
+/// and for one that is set back. Also the bound on the time since the leader began that counts.
 const DISTANCE: Duration = Duration::from_secs(3_600);
 
 /// The leader's account of blocks.
@@ -65,7 +66,8 @@ mod tests {
         table
     }
 
-    /// The tokens that are drawn in blocks of 1,024 within so many seconds, a thousand blocks each millisecond.
+    /// The tokens that are drawn in blocks of 1,024 within so many seconds, a thousand blocks each
+    /// millisecond.
     fn drawn(pace: &mut TokenPace, first: u64, seconds: u64) -> u64 {
         let mut counter = first;
         for ms in 0..seconds * 1_000 {
