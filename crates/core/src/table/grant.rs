@@ -169,12 +169,10 @@ impl Table {
         // without a permit request for a moment, and its implied limit would be removed (L3).
         self.hold(id, 0);
         self.unqueue(id);
-        self.requests.edit(id, &self.names, |request| {
+        if self.requests[id as usize].extras.as_ref().is_some_and(|extras| !extras.holding.is_empty()) {
             // What the caller held while it waited matters no more (K1).
-            if let Some(extras) = &mut request.extras {
-                extras.holding = Box::default();
-            }
-        });
+            self.requests.edit(id, &self.names, |request| request.extras_mut().holding = Box::default());
+        }
         out.push(Effect::Granted { session: owner.session, seq: owner.seq, grant: self.grant_of(id) });
     }
 }
