@@ -1,20 +1,18 @@
 //! Explores all states and reports the result.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{Debug, Display};
+use std::hash::Hash;
 
-use stateright::{Checker, Expectation, HasDiscoveries, Model as _};
+use stateright::{Checker, Expectation, HasDiscoveries, Model};
 
-use crate::action::Action;
-use crate::model::Model;
-use crate::state::State;
-
-/// The result of a run.
+/// The result of a run; `A` is the type of the model's events.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Exploration {
+pub struct Exploration<A> {
     /// The number of distinct states reached.
     pub states: usize,
     /// The broken promises, each with a path of events from which no event can be removed.
-    pub broken: BTreeMap<&'static str, Vec<Action>>,
+    pub broken: BTreeMap<&'static str, Vec<A>>,
     /// The reachability properties of the model that were reached.
     pub reached: BTreeSet<&'static str>,
 }
@@ -23,7 +21,12 @@ pub struct Exploration {
 /// number of states of a complete run does not depend on the number of threads; the paths are reproducible
 /// with one thread only.
 #[must_use]
-pub fn explore(model: Model, until: &[&'static str], threads: usize) -> Exploration {
+pub fn explore<M>(model: M, until: &[&'static str], threads: usize) -> Exploration<M::Action>
+where
+    M: Model + Copy + Send + Sync + 'static,
+    M::State: Clone + PartialEq + Debug + Hash + Send + Sync + 'static,
+    M::Action: Copy + PartialEq,
+{
     let until = HasDiscoveries::AllOf(until.iter().copied().collect());
     let stops = !matches!(&until, HasDiscoveries::AllOf(none) if none.is_empty());
     let until = if stops { until } else { HasDiscoveries::All };
@@ -47,7 +50,11 @@ pub fn explore(model: Model, until: &[&'static str], threads: usize) -> Explorat
 }
 
 /// Removes every event that is not necessary to break the promise.
-fn shorten(model: Model, holds: fn(&Model, &State) -> bool, mut path: Vec<Action>) -> Vec<Action> {
+fn shorten<M>(model: M, holds: fn(&M, &M::State) -> bool, mut path: Vec<M::Action>) -> Vec<M::Action>
+where
+    M: Model + Copy,
+    M::Action: Copy + PartialEq,
+{
     let mut index = 0;
     while index < path.len() {
         let mut without = path.clone();
@@ -66,8 +73,12 @@ fn shorten(model: Model, holds: fn(&Model, &State) -> bool, mut path: Vec<Action
 
 /// The number of events after which the promise is broken. `None` if the promise is not broken, or if an
 /// event of the path is not possible in the state before it.
-fn until_broken(model: Model, holds: fn(&Model, &State) -> bool, path: &[Action]) -> Option<usize> {
-    let mut state = State::first();
+fn until_broken<M>(model: M, holds: fn(&M, &M::State) -> bool, path: &[M::Action]) -> Option<usize>
+where
+    M: Model + Copy,
+    M::Action: Copy + PartialEq,
+{
+    let mut state = model.init_states().into_iter().next()?;
     for (index, &action) in path.iter().enumerate() {
         let mut possible = Vec::new();
         model.actions(&state, &mut possible);
@@ -81,7 +92,7 @@ fn until_broken(model: Model, holds: fn(&Model, &State) -> bool, path: &[Action]
 
 /// Describes a path for people: the events in order, with equal successive events combined.
 #[must_use]
-pub fn path(actions: &[Action]) -> String {
+pub fn path(actions: &[impl Display]) -> String {
     let mut words: Vec<(String, u32)> = Vec::new();
     for action in actions {
         let text = action.to_string();

@@ -12,10 +12,13 @@
 //! events), then `client`, `network`, `leader`, `election` and `clock` (when each event is possible, and its
 //! effect), `model` (the promises), `explore` (a run and its report).
 //!
+//! `cached` is a second model: the clients of one lock that keep their holds between sections (C2 to C7).
+//!
 //! This crate depends on no crate of ours: a model that shares the code would share its mistakes. It shows
 //! whether the rules suffice, not whether the code follows them.
 
 mod action;
+mod cached;
 mod client;
 mod clock;
 mod election;
@@ -26,6 +29,7 @@ mod network;
 mod rule;
 mod state;
 
+pub use cached::{CACHED_PROMISES, CachedAction, CachedModel, CachedRule};
 pub use explore::{Exploration, explore, path};
 pub use model::{Model, PROMISES};
 pub use rule::Rule;
