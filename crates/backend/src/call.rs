@@ -166,11 +166,15 @@ pub enum Push {
         /// How it ended.
         end: End,
     },
-    /// The session's stream ended at `at` without a message of the service. With `linger`, the lease is valid
-    /// for at most `linger` after `at`, until a later attach is acknowledged.
+    /// The session is attached to a new stream, and has been told what it missed.
+    Attached,
+    /// The session's stream ended at `at`. Unless the service announced it, the lease of a session with `linger`
+    /// is valid for at most `linger` after `at`, until a later attach is acknowledged.
     Detached {
         /// When the client detected the end of the stream.
         at: BootInstant,
+        /// Whether the service announced the end.
+        announced: bool,
     },
     /// The connection that carried this hold is gone. It carried no other hold.
     HoldLost {

@@ -21,7 +21,7 @@ use hold::{HoldStatus, LeaseTrouble};
 use lockkeeper_backend::io::{CallRuntime, LeaseThread};
 use lockkeeper_backend::{
     AcquireRequest, Alarm, Answer, Backend, BackendError, BootInstant, Call, CallError, CallId, CallOrigin,
-    CallResult, Clock, Conn, Granted, Push, Responder, Spec,
+    CallResult, Clock, Conn, Granted, HoldChange, Push, Responder, Spec,
 };
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -420,7 +420,7 @@ impl SessionInner {
             Output::Granted { key, grant } => state.report(key, RequestProgress::Granted(grant)),
             Output::NotAcquired { key, why } => state.report_last(key, RequestProgress::NotAcquired(why)),
             Output::Released { key, how } => state.report_last(key, RequestProgress::Released(how)),
-            Output::Recalled { key: _ } => {}
+            Output::Recalled { key: _ } | Output::Attached(_) => {}
             Output::Lost { key, cause } => {
                 if let Some(caller) = state.callers.get(&key) {
                     caller.hold.lose(cause, self.name());
@@ -492,6 +492,9 @@ fn to_call(state: &SessionState, kind: CallKind) -> Option<Call> {
             Call::Acquire { seq, done_through, request, wait_left }
         }
         CallKind::Finish { seq, target, done_through } => Call::Finish { seq, target, done_through },
+        CallKind::Settle { seq, target, done_through } => {
+            Call::Change { seq, target, done_through, change: HoldChange::Settle }
+        }
         CallKind::Close => Call::Close,
     })
 }

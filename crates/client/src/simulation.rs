@@ -11,7 +11,10 @@ pub use crate::backends::service::addresses::{Address, Addresses};
 pub use crate::backends::service::carrier::{
     Carrier, CarrierOutput, CarrierStats, SessionKey, StreamEnding, StreamId,
 };
+pub use crate::machine::cache::{AfterSection, Cache, CachedLock, RecallAnswer, Section};
 pub use crate::machine::{
     AcquireLimits, CallKind, Event, Key, Machine, NotAcquired, Output, Releasing, RunsOn,
 };
-pub use lockkeeper_backend::{AcquireRequest, Answer, Call, CallError, CallId, Granted, Push, Spec};
+pub use lockkeeper_backend::{
+    AcquireRequest, Answer, Call, CallError, CallId, Granted, HoldChange, Push, Spec,
+};

@@ -95,6 +95,7 @@ impl Redlock {
                 }
                 Answer::Granted(Granted::default())
             }
+            CallKind::Settle { .. } => Answer::Changed,
             CallKind::Finish { target, .. } => {
                 self.delete(client, target);
                 Answer::Finished(End::Released)

@@ -139,6 +139,9 @@ impl LockService {
             CallKind::Finish { seq, target, done_through } => {
                 Command::Finish { session, seq, target, done_through }
             }
+            CallKind::Settle { seq, target, done_through } => {
+                Command::Settle { session, seq, target, done_through }
+            }
             CallKind::Close => Command::CloseSession { session },
         })
     }

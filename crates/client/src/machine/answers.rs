@@ -34,6 +34,14 @@ impl Machine {
                     finishing.tell(answer, out);
                 }
             }
+            CallKind::Settle { seq, target, .. } => {
+                self.end_change(seq);
+                match answer {
+                    Answer::Revoked => self.pushed(now, Push::Revoked { seq: target, notice: None }, out),
+                    Answer::Finished(end) => self.hold_over(now, target, end, cause_of(end), out),
+                    _ => {}
+                }
+            }
             CallKind::Close => self.closed(),
         }
     }
@@ -99,9 +107,13 @@ impl Machine {
         let AcquireStage::Early { seq, grant } = &request.stage else { return false };
         let (seq, grant) = (*seq, grant.clone());
         let ends_at = request.limits.max_hold.map(|max| now + max);
+        let is_recalled = request.is_recalled;
         request.stage = AcquireStage::Held(HoldState { seq, ends_at, lost: None });
         self.index(key);
         out.push(Output::Granted { key, grant });
+        if is_recalled {
+            out.push(Output::Recalled { key });
+        }
         true
     }
 
@@ -176,13 +188,24 @@ impl Machine {
                 }
             }
             Push::Recalled { seq } => {
-                if let Some(&key) = self.by_seq.get(&seq) {
+                let Some(&key) = self.by_seq.get(&seq) else { return };
+                let Some(request) = self.requests.get_mut(&key) else { return };
+                if let AcquireStage::Held(_) = request.stage {
                     out.push(Output::Recalled { key });
+                } else {
+                    request.is_recalled = true;
                 }
             }
             Push::Ended { seq, end } => self.hold_over(now, seq, end, cause_of(end), out),
             Push::HoldLost { seq, cause, .. } => self.hold_over(now, seq, End::Gone, cause, out),
-            Push::Detached { at } => self.detached(now, at, out),
+            Push::Attached => out.push(Output::Attached(true)),
+            Push::Detached { at, announced } => {
+                out.push(Output::Attached(false));
+                // An announced end starts no `linger`.
+                if !announced {
+                    self.detached(now, at, out);
+                }
+            }
             Push::Lost(cause) => self.session_gone(now, cause, out),
         }
     }

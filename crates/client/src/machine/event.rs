@@ -40,6 +40,11 @@ pub enum Event {
     Release {
         key: Key,
     },
+    /// Makes a cached hold an ordinary one, which ends with its present section (C5). Without an answer it is not
+    /// repeated: the service tells the recall again.
+    Settle {
+        key: Key,
+    },
     Answered {
         call: CallId,
         answer: Answer,
@@ -76,6 +81,11 @@ pub enum CallKind {
         target: Seq,
         done_through: Seq,
     },
+    Settle {
+        seq: Seq,
+        target: Seq,
+        done_through: Seq,
+    },
     Close,
 }
 
@@ -96,6 +106,8 @@ pub enum Output {
     },
     /// The session's lease deadline moved.
     LeaseDeadline(Option<BootInstant>),
+    /// Whether the session's stream is attached, so that recalls arrive. Not before the first one.
+    Attached(bool),
     Queued {
         key: Key,
         position: u64,
@@ -112,7 +124,7 @@ pub enum Output {
         key: Key,
         how: Releasing,
     },
-    /// Others wait for a cached hold.
+    /// Others wait for a cached hold. Told again at every attach and keep-alive until it is settled.
     Recalled {
         key: Key,
     },

@@ -6,7 +6,7 @@ use lockkeeper_backend::{BootInstant, CallId, Granted, LossCause};
 use lockkeeper_core::Seq;
 
 use super::event::{AcquireLimits, CallKind, Key, NotAcquired, Output, Releasing, RunsOn};
-use super::{FinishReply, Finishing, Machine, Spec, pause};
+use super::{FinishReply, Finishing, Machine, Sent, Spec, pause};
 
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) struct PendingAcquire {
@@ -16,6 +16,8 @@ pub(super) struct PendingAcquire {
     pub(super) since: BootInstant,
     /// The backend has answered that the lock is not free.
     pub(super) is_known_busy: bool,
+    /// A recall that has overtaken the grant: the caller hears of it with the grant.
+    pub(super) is_recalled: bool,
     pub(super) stage: AcquireStage,
 }
 
@@ -63,12 +65,13 @@ impl HoldState {
 
 impl PendingAcquire {
     pub(super) fn new(limits: AcquireLimits, now: BootInstant) -> Self {
-        Self { limits, since: now, is_known_busy: false, stage: AcquireStage::Unsent }
+        Self { limits, since: now, is_known_busy: false, is_recalled: false, stage: AcquireStage::Unsent }
     }
 
     /// Requests the lock again. The limit for the backend's silence begins again.
     pub(super) fn restart(&mut self, now: BootInstant) {
         self.since = now;
+        self.is_recalled = false;
         self.stage = AcquireStage::Unsent;
     }
 
@@ -214,13 +217,27 @@ impl Machine {
         }
     }
 
+    /// Settles a live hold, unless that is under way. Runs at once: a hold is live only with a session.
+    pub(super) fn settle(&mut self, now: BootInstant, key: Key, out: &mut Vec<Output>) {
+        let is_asked = |target| {
+            let asks = |sent: &Sent| matches!(sent.kind, CallKind::Settle { target: t, .. } if t == target);
+            self.calls.values().any(asks)
+        };
+        if self.seq_of(key).is_none_or(is_asked) {
+            return;
+        }
+        let Some((seq, target, done_through)) = self.begin_change(key) else { return };
+        self.call(now, CallKind::Settle { seq, target, done_through }, RunsOn::LeaseThread, out);
+    }
+
     /// Handles a call without an answer. Opens, keep-alives, acquires and Finishes are repeated later, the
-    /// last two under the same seq. A Close is not repeated.
+    /// last two under the same seq. A Settle and a Close are not repeated.
     pub(super) fn failed(&mut self, now: BootInstant, call: CallId, sent: bool, out: &mut Vec<Output>) {
         let Some(failed) = self.calls.remove(&call) else { return };
         match failed.kind {
             CallKind::Open { .. } | CallKind::KeepAlive => self.link_failed(now),
             CallKind::Close => self.closed(),
+            CallKind::Settle { seq, .. } => self.end_change(seq),
             CallKind::Acquire { key, .. } => {
                 let Some(request) = self.requests.get_mut(&key) else { return };
                 match &mut request.stage {

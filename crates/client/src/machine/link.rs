@@ -118,7 +118,8 @@ impl Machine {
         out: &mut Vec<Output>,
     ) {
         match answer {
-            Answer::Opened | Answer::KeptAlive => {}
+            Answer::Opened => out.push(Output::Attached(true)),
+            Answer::KeptAlive => {}
             // A refused keep-alive implies nothing about holds: they keep their deadline (P5).
             Answer::Refused(_) if !matches!(self.link, SessionPhase::Opening { .. }) => {
                 return self.link_failed(now);

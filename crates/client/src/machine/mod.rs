@@ -8,7 +8,8 @@
 //! orphan (P12).
 //!
 //! `hold.rs` numbers and repeats calls, `answers.rs` handles their answers, `link.rs` the state of the
-//! connection.
+//! connection. `cache/mod.rs` decides about cached holds; it stands beside the machine, since a section that
+//! begins with one needs none of the rest.
 //!
 //! Invariants:
 //!
@@ -17,6 +18,7 @@
 //!   messages from an earlier stream are ignored.
 
 mod answers;
+pub mod cache;
 mod event;
 mod hold;
 mod link;
@@ -141,6 +143,7 @@ impl Machine {
             }
             Event::Abandon { key } => self.abandon(key),
             Event::Release { key } => self.release(key, out),
+            Event::Settle { key } => self.settle(now, key, out),
             Event::Answered { call, answer } => self.answered(now, call, answer, out),
             Event::Failed { call, sent } => self.failed(now, call, sent, out),
             Event::Pushed(push) => self.pushed(now, push, out),
@@ -260,7 +263,7 @@ impl Machine {
         match self.kind_of(call)? {
             CallKind::Acquire { key, .. } => Some(*key),
             CallKind::Finish { seq, .. } => self.finishing.get(seq)?.waiting.map(|(key, _)| key),
-            CallKind::Open { .. } | CallKind::KeepAlive | CallKind::Close => None,
+            CallKind::Open { .. } | CallKind::KeepAlive | CallKind::Settle { .. } | CallKind::Close => None,
         }
     }
 

@@ -298,7 +298,7 @@ impl<'settings> Play<'settings> {
                 self.reaches(index, Pause::BeforeRead);
             }
             // No client of a story caches.
-            Output::Recalled { .. } => {}
+            Output::Recalled { .. } | Output::Attached(_) => {}
             Output::Lost { cause, .. } => {
                 if let Some(hold) = &mut self.processes[index].hold {
                     hold.lost = Some(cause);

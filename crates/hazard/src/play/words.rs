@@ -24,6 +24,7 @@ pub(super) fn call_text(kind: &CallKind) -> (&'static str, MessageKind) {
         CallKind::KeepAlive => ("keep-alive", MessageKind::Session),
         CallKind::Acquire { .. } => ("acquire", MessageKind::Lock),
         CallKind::Finish { .. } => ("release", MessageKind::Lock),
+        CallKind::Settle { .. } => ("settle", MessageKind::Lock),
         CallKind::Close => ("close the session", MessageKind::Session),
     }
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use lockkeeper::BootInstant;
 use lockkeeper::LossCause;
 use lockkeeper::simulation::{
-    AcquireRequest, Addresses, Call, CallId, CallKind, Carrier, CarrierOutput, Event, Key, Machine, Output,
-    Push, SessionKey, Spec, StreamEnding, StreamId as Carried,
+    AcquireRequest, Addresses, Call, CallId, CallKind, Carrier, CarrierOutput, Event, HoldChange, Key,
+    Machine, Output, Push, SessionKey, Spec, StreamEnding, StreamId as Carried,
 };
 use lockkeeper_core::Seq;
 use lockkeeper_replica::StreamId;
@@ -203,7 +203,7 @@ impl SimClient {
             Output::Granted { key, grant } => self.granted(core, key, grant),
             Output::NotAcquired { key, why } => self.not_acquired(core, key, &why),
             Output::Released { key, how } => self.released(core, key, how),
-            Output::Recalled { .. } => {}
+            Output::Recalled { .. } | Output::Attached(_) => {}
             Output::Lost { key, cause } => {
                 core.oracle.seen.lost += 1;
                 let ignored = core.is(MutantLocation::LossIgnored)
@@ -412,6 +412,9 @@ impl SimSession {
                 Call::Acquire { seq, done_through, request: self.requests.get(&key)?.clone(), wait_left }
             }
             CallKind::Finish { seq, target, done_through } => Call::Finish { seq, target, done_through },
+            CallKind::Settle { seq, target, done_through } => {
+                Call::Change { seq, target, done_through, change: HoldChange::Settle }
+            }
             CallKind::Close => Call::Close,
         })
     }

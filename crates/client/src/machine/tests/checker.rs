@@ -116,6 +116,9 @@ impl Checked {
                             self.live.remove(&seq);
                         }
                     }
+                    (CallKind::Settle { seq, .. }, _) => {
+                        self.unanswered.remove(&seq);
+                    }
                     (CallKind::Finish { seq, target, .. }, _) => {
                         self.unanswered.remove(&seq);
                         self.unanswered.remove(&target);
@@ -125,7 +128,10 @@ impl Checked {
                 }
             }
             Event::Failed { call, .. } => {
-                self.calls.remove(call);
+                // A Settle is not repeated: nobody waits for its answer any more.
+                if let Some((CallKind::Settle { seq, .. }, _)) = self.calls.remove(call) {
+                    self.unanswered.remove(&seq);
+                }
             }
             Event::Pushed(Push::Queued { seq, .. }) => {
                 self.unanswered.remove(seq);
@@ -138,7 +144,7 @@ impl Checked {
                     self.unanswered.remove(seq);
                 }
             }
-            Event::Pushed(Push::Detached { at }) => {
+            Event::Pushed(Push::Detached { at, announced: false }) => {
                 let until = *at + (self.machine.spec.linger - self.machine.spec.linger / 100);
                 return self
                     .lease_deadline
@@ -146,7 +152,7 @@ impl Checked {
                     .map(|b| b.min(until));
             }
             Event::Shutdown => self.stopping = true,
-            Event::Abandon { .. } | Event::Pushed(_) | Event::Wake => {}
+            Event::Abandon { .. } | Event::Settle { .. } | Event::Pushed(_) | Event::Wake => {}
         }
         None
     }
@@ -160,7 +166,10 @@ impl Checked {
     fn note_output(&mut self, output: &Output) -> Result<(), String> {
         match output {
             Output::Call { call, kind, .. } => return self.note_call(*call, kind),
-            Output::LeaseDeadline(_) | Output::Recalled { .. } => {}
+            Output::LeaseDeadline(_) | Output::Attached(_) => {}
+            Output::Recalled { key } => {
+                self.expect(*key, |caller| matches!(caller, Caller::Holds | Caller::Lost))?;
+            }
             Output::Queued { key, .. } => self.expect(*key, |caller| caller == Caller::Waits)?,
             Output::Granted { key, .. } => {
                 self.expect(*key, |caller| caller == Caller::Waits)?;
@@ -228,6 +237,16 @@ impl Checked {
                 self.numbered(*seq, *done_through)?;
             }
             CallKind::Finish { seq, done_through, .. } => self.numbered(*seq, *done_through)?,
+            CallKind::Settle { seq, target, done_through } => {
+                if !self.live.get(target).is_some_and(|key| self.callers[key].0 == Caller::Holds) {
+                    return Err("settles what its caller does not hold".into());
+                }
+                let asks = |(kind, _): &(CallKind, BootInstant)| matches!(kind, CallKind::Settle { target: t, .. } if t == target);
+                if self.calls.values().any(asks) {
+                    return Err("settles a hold twice at the same time".into());
+                }
+                self.numbered(*seq, *done_through)?;
+            }
         }
         self.calls.insert(call, (kind.clone(), self.now));
         Ok(())

@@ -42,6 +42,9 @@ fn answers(kind: &CallKind) -> Vec<Answer> {
             Answer::Finished(End::Broken),
             Answer::Finished(End::Gone),
         ],
+        CallKind::Settle { .. } => {
+            vec![Answer::Changed, Answer::Revoked, Answer::Finished(End::Broken), refused()]
+        }
         CallKind::Close => return vec![Answer::Closed],
     };
     answers.push(Answer::SessionGone);
@@ -62,7 +65,7 @@ fn next_events(state: &Checked) -> Vec<(BootInstant, Event)> {
             events.push(Event::Abandon { key });
         }
         if matches!(caller, Caller::Holds | Caller::Lost) {
-            events.push(Event::Release { key });
+            events.extend([Event::Release { key }, Event::Settle { key }]);
         }
     }
     for (&call, (kind, _)) in &state.calls {
@@ -73,6 +76,7 @@ fn next_events(state: &Checked) -> Vec<(BootInstant, Event)> {
         events.extend([
             Event::Pushed(Push::Queued { seq, position: 0 }),
             Event::Pushed(Push::Revoked { seq, notice: None }),
+            Event::Pushed(Push::Recalled { seq }),
             Event::Pushed(Push::Ended { seq, end: End::Broken }),
             Event::Pushed(Push::HoldLost { seq, cause: LossCause::Disconnected, why: None }),
         ]);
@@ -80,7 +84,7 @@ fn next_events(state: &Checked) -> Vec<(BootInstant, Event)> {
     if !state.callers.is_empty() {
         events.push(Event::Pushed(Push::Lost(LossCause::Disconnected)));
         if !state.machine.spec.linger.is_zero() {
-            events.push(Event::Pushed(Push::Detached { at: now }));
+            events.push(Event::Pushed(Push::Detached { at: now, announced: false }));
         }
         events.push(Event::Shutdown);
     }

@@ -311,7 +311,7 @@ fn held_with_linger() -> Checked {
 }
 
 fn detach(state: &mut Checked, secs: u64) -> Vec<Output> {
-    step(state, secs, Event::Pushed(Push::Detached { at: at(secs) }))
+    step(state, secs, Event::Pushed(Push::Detached { at: at(secs), announced: false }))
 }
 
 #[test]
@@ -341,11 +341,11 @@ fn the_end_of_a_stream_never_extends_a_deadline_and_is_ignored_without_linger() 
     let mut state = held_with_linger();
     let until = state.machine.lease_deadline.unwrap();
     let late = BootInstant::from_nanos(until.as_nanos() - 1);
-    let _ = state.step(late, Event::Pushed(Push::Detached { at: late })).unwrap();
+    let _ = state.step(late, Event::Pushed(Push::Detached { at: late, announced: false })).unwrap();
     assert_eq!(state.machine.lease_deadline, Some(until));
     let mut state = held();
     let until = state.machine.lease_deadline;
-    assert!(detach(&mut state, 102).is_empty());
+    assert!(matches!(detach(&mut state, 102)[..], [Output::Attached(false)]));
     assert_eq!(state.machine.lease_deadline, until);
 }
 
@@ -367,6 +367,46 @@ fn a_grant_received_after_the_end_of_its_request_is_ignored() {
         let _ = step(&mut state, 100, Event::Answered { call, answer: granted(1) });
         assert_eq!(state.machine.seq_of(KEY), None);
     }
+}
+
+#[test]
+fn an_announced_end_of_a_stream_starts_no_linger() {
+    let mut state = held_with_linger();
+    let until = state.machine.lease_deadline;
+    let ended = Event::Pushed(Push::Detached { at: at(102), announced: true });
+    assert!(matches!(step(&mut state, 102, ended)[..], [Output::Attached(false)]));
+    assert_eq!(state.machine.lease_deadline, until);
+    assert!(matches!(step(&mut state, 103, Event::Pushed(Push::Attached))[..], [Output::Attached(true)]));
+}
+
+/// The caller's task may process the grant late; the recall must not wait for the next keep-alive then.
+#[test]
+fn a_recall_that_overtakes_its_grant_is_told_with_the_grant() {
+    let mut state = open();
+    let out = acquire(&mut state, 100, limits());
+    let [Output::Call { call, kind: CallKind::Acquire { seq, .. }, .. }] = out[..] else { panic!("{out:?}") };
+    assert!(step(&mut state, 100, Event::Pushed(Push::Recalled { seq })).is_empty());
+    let out = step(&mut state, 100, Event::Answered { call, answer: granted(1) });
+    assert!(matches!(out[..], [Output::Granted { .. }, Output::Recalled { key: KEY }]), "{out:?}");
+}
+
+#[test]
+fn a_settle_without_an_answer_is_sent_again_with_the_next_recall() {
+    let mut state = held();
+    let settled = |out: &[Output]| match out {
+        [Output::Call { call, kind: CallKind::Settle { seq, .. }, .. }] => Some((*call, *seq)),
+        _ => None,
+    };
+    let first = step(&mut state, 100, Event::Settle { key: KEY });
+    let (call, seq) = settled(&first).expect("it is sent");
+    assert!(step(&mut state, 100, Event::Settle { key: KEY }).is_empty(), "one is under way");
+    assert!(step(&mut state, 101, Event::Failed { call, sent: true }).is_empty());
+    let again = step(&mut state, 102, Event::Settle { key: KEY });
+    let (call, new_seq) = settled(&again).expect("it is sent again");
+    assert!(new_seq > seq);
+    let out = step(&mut state, 102, Event::Answered { call, answer: Answer::Revoked });
+    assert!(matches!(out[..], [Output::Lost { key: KEY, cause: LossCause::Broken }]), "{out:?}");
+    assert!(step(&mut state, 102, Event::Settle { key: KEY }).is_empty(), "it is lost");
 }
 
 /// As a hostile service does, or one whose table is emptied again and again.

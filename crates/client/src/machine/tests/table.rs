@@ -93,7 +93,7 @@ impl World {
                 }
                 Output::NotAcquired { key, .. } => *client.outcomes.entry(key).or_default() += 1,
                 Output::Lost { key, .. } | Output::Released { key, .. } => drop(client.held.remove(&key)),
-                Output::Recalled { .. } => {}
+                Output::Recalled { .. } | Output::Attached(_) => {}
                 Output::LeaseDeadline(_) | Output::Queued { .. } => {}
             }
         }
@@ -200,6 +200,9 @@ impl World {
             CallKind::Close => {
                 let _ = self.apply(Command::CloseSession { session });
                 return Some(Answer::Closed);
+            }
+            CallKind::Settle { seq, target, done_through } => {
+                self.apply(Command::Settle { session, seq, target, done_through })
             }
             CallKind::Finish { seq, target, done_through } => {
                 self.clients[who].waiting.remove(&target);

@@ -137,10 +137,6 @@ impl<H> CarriedSession<H> {
         self.spec.ttl.unwrap_or(TTL)
     }
 
-    pub(super) fn lingers(&self) -> bool {
-        !self.spec.linger.is_zero()
-    }
-
     pub(super) fn is_wanted(&self) -> bool {
         matches!(self.attach_state, AttachState::Waiting | AttachState::Attaching(_) | AttachState::Attached)
     }

@@ -205,7 +205,7 @@ impl<H> Carrier<H> {
     /// end a session after its `linger`, and the client's lease must end before.
     pub fn stream_lost(&mut self, now: BootInstant, stream: StreamId, out: &mut Vec<CarrierOutput<H>>) {
         if self.stream == Some(stream) {
-            self.end_stream(now, true, out);
+            self.end_stream(now, false, out);
         }
     }
 
@@ -231,7 +231,7 @@ impl<H> Carrier<H> {
             }
             // An announced end starts no `linger`; the service may take any other end for a close by the
             // client.
-            self.end_stream(now, !matches!(ending, StreamEnding::Announced { .. }), out);
+            self.end_stream(now, matches!(ending, StreamEnding::Announced { .. }), out);
             return out.push(CarrierOutput::EndStream(ending));
         }
     }
@@ -245,7 +245,7 @@ impl<H> Carrier<H> {
         }
         if self.stream.is_some() && self.sessions.values().any(|session| session.is_unheard(now)) {
             self.outbox.seen.silent += 1;
-            self.end_stream(now, true, out);
+            self.end_stream(now, false, out);
             out.push(CarrierOutput::EndStream(StreamEnding::Silent));
         }
         self.next_check = None;
@@ -313,13 +313,12 @@ impl<H> Carrier<H> {
         self.next_check = earlier(self.next_check, at);
     }
 
-    fn end_stream(&mut self, now: BootInstant, may_linger: bool, out: &mut Vec<CarrierOutput<H>>) {
+    fn end_stream(&mut self, now: BootInstant, announced: bool, out: &mut Vec<CarrierOutput<H>>) {
         self.stream = None;
         self.outbox.clear(false);
         for (&key, session) in &mut self.sessions {
-            let was_carried = session.end_stream();
-            if was_carried && may_linger && session.lingers() {
-                out.push(CarrierOutput::Push(key, Push::Detached { at: now }));
+            if session.end_stream() {
+                out.push(CarrierOutput::Push(key, Push::Detached { at: now, announced }));
             }
         }
     }
@@ -380,7 +379,7 @@ impl<H> Carrier<H> {
         let Some(key) = self.by_secret.remove(&opened.secret_prefix) else { return Ok(()) };
         let Some(session) = self.sessions.get_mut(&key) else { return Ok(()) };
         self.by_id.insert(id, key);
-        let next_check = session.opened(now, id, opened.attach, &mut self.outbox, out)?;
+        let next_check = session.opened(now, key, id, opened.attach, &mut self.outbox, out)?;
         self.check_by(next_check);
         Ok(())
     }

@@ -11,13 +11,14 @@ impl<H> CarriedSession<H> {
     pub(in super::super) fn opened(
         &mut self,
         now: BootInstant,
+        key: SessionKey,
         id: u64,
         attach: u64,
         outbox: &mut Outbox,
         out: &mut Vec<CarrierOutput<H>>,
     ) -> Result<Option<BootInstant>, Nonsense> {
         self.id = Some(id);
-        self.attached(now, attach, outbox, out)
+        self.attached(now, key, attach, outbox, out)
     }
 
     /// The service refuses to open the session: a retry would not help.
@@ -69,7 +70,7 @@ impl<H> CarriedSession<H> {
             What::Attached(attached) => {
                 revoked(key, attached.revoked, out);
                 recalled(key, attached.recalled, out);
-                return self.attached(now, attached.attach, outbox, out);
+                return self.attached(now, key, attached.attach, outbox, out);
             }
             What::KeptAlive(alive) => {
                 if self.attach_state != AttachState::Attached {
@@ -151,6 +152,7 @@ impl<H> CarriedSession<H> {
     fn attached(
         &mut self,
         now: BootInstant,
+        key: SessionKey,
         attach: u64,
         outbox: &mut Outbox,
         out: &mut Vec<CarrierOutput<H>>,
@@ -162,6 +164,7 @@ impl<H> CarriedSession<H> {
             return Err(Nonsense(format!("attach {attach} is confirmed, {} was sent", self.attach)));
         }
         self.attach_state = AttachState::Attached;
+        out.push(CarrierOutput::Push(key, Push::Attached));
         self.kept_alive(covers, out)?;
         let unresolved = self.asked.iter().chain(&self.queued).map(|(&seq, _)| seq);
         let mut unresolved: Vec<Seq> = unresolved.collect();

@@ -318,7 +318,9 @@ fn an_invalid_item_ends_the_stream_and_loses_no_call() {
 fn the_end_of_a_stream_is_pushed_to_sessions_with_linger_unless_announced() {
     let lingers = Spec { linger: Duration::from_secs(1), ..spec() };
     let mut line = Line::open(lingers);
-    assert!(matches!(line.cut(105)[..], [CarrierOutput::Push(_, Push::Detached { at: t })] if t == at(105)));
+    assert!(
+        matches!(line.cut(105)[..], [CarrierOutput::Push(_, Push::Detached { at: t, announced: false })] if t == at(105))
+    );
     let mut line = Line::open(lingers);
     let end = v1::StreamEnd {
         reason: StreamEndReason::NotLeader.into(),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_backend::{AcquireRequest, CallId};
+use lockkeeper_backend::{AcquireRequest, CallId, HoldChange};
 use lockkeeper_core::Mode;
 use lockkeeper_wire::v1::{self, server_item::What as Says};
 use proptest::prelude::*;
@@ -97,6 +97,9 @@ impl Client {
                 Call::Acquire { seq, done_through, request: self.wanted[&key].1.clone(), wait_left }
             }
             CallKind::Finish { seq, target, done_through } => Call::Finish { seq, target, done_through },
+            CallKind::Settle { seq, target, done_through } => {
+                Call::Change { seq, target, done_through, change: HoldChange::Settle }
+            }
             CallKind::Close => Call::Close,
         }
     }
@@ -173,7 +176,7 @@ impl World {
                     self.grants += 1;
                 }
                 Output::NotAcquired { key, .. } => *client.outcomes.entry(key).or_default() += 1,
-                Output::Recalled { .. } => {}
+                Output::Recalled { .. } | Output::Attached(_) => {}
                 Output::Lost { key, .. } | Output::Released { key, .. } => drop(client.held.remove(&key)),
                 Output::LeaseDeadline(until) => client.lease_deadline = until,
                 Output::Queued { .. } => {}
