@@ -34,6 +34,10 @@ pub enum Mutant {
     RoundBegunEarlier,
     /// A new leader forgets which holds are under a break.
     RevokedForgotten,
+    /// A new leader forgets which holds are recalled (C4).
+    RecalledForgotten,
+    /// A grant of a cached hold names one token more than its block has (C2).
+    BlockTooLong,
     /// A new leader opens closed holds at once.
     ClosuresOpenAtOnce,
     /// A stream closed by the service starts `linger`.

@@ -21,6 +21,8 @@ pub(crate) enum Shape {
     Subtree,
     /// As `Subtree`, but the names have the largest number of segments.
     Deep,
+    /// Each request has its own name, and asks for a cached hold. Other clients acquire the subtree above.
+    Cached,
 }
 
 /// The crowd of a scenario.
@@ -44,7 +46,7 @@ impl Crowd {
         if !dice.chance(12) {
             return None;
         }
-        let shape = dice.pick(&[Shape::Name, Shape::Name, Shape::Subtree, Shape::Deep]);
+        let shape = dice.pick(&[Shape::Name, Shape::Name, Shape::Subtree, Shape::Deep, Shape::Cached]);
         // The oracle's cost for each command grows with the size of the crowd and the length of its names.
         let sizes = if shape == Shape::Name { [100, 200, 400] } else { [60, 120, 240] };
         let size = sizes[dice.below(3).min(dice.below(3)) as usize];
@@ -63,9 +65,14 @@ impl Crowd {
         let deep = "/x".repeat(limits::NAME_SEGMENTS_MAX - 2);
         match self.shape {
             Shape::Name => BASE.to_owned(),
-            Shape::Subtree => format!("{BASE}/{number}"),
+            Shape::Subtree | Shape::Cached => format!("{BASE}/{number}"),
             Shape::Deep => format!("{BASE}{deep}/{number}"),
         }
+    }
+
+    /// The spare tokens of each request.
+    pub(crate) fn spare_tokens(&self) -> u32 {
+        u32::from(self.shape == Shape::Cached)
     }
 
     /// Whether the request that blocks all others holds a subtree.

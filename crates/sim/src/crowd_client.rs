@@ -1,5 +1,5 @@
-//! The crowd of the raw protocol client. It sends one request that blocks all others, then the others. Then
-//! it waits or disconnects for a while; finally it lets all of them be granted, cancels them, or closes its
+//! The crowd of the raw protocol client. It sends one request that blocks all others, then the others; a crowd of
+//! cached holds has no such request, and is recalled by those of other clients. Then it waits or disconnects for a while; finally it lets all of them be granted, cancels them, or closes its
 //! session.
 
 use std::collections::BTreeMap;
@@ -69,6 +69,9 @@ impl CrowdClient {
         match self.stage {
             CrowdStage::Closes => frame.push(item(session, Command::CloseSession { session })),
             CrowdStage::Sends(_) | CrowdStage::Waits(_) if !core.is_stormy => self.drains(false),
+            CrowdStage::Begins if core.is_stormy && self.crowd.spare_tokens() > 0 => {
+                self.stage = CrowdStage::Sends(self.crowd.size);
+            }
             CrowdStage::Begins if core.is_stormy => {
                 let is_wide = self.crowd.is_wide();
                 frame.extend(self.ask(hand, session, BASE, Mode::Exclusive, is_wide, None));
@@ -79,8 +82,8 @@ impl CrowdClient {
                 let count = core.dice.within(left.div_ceil(4), left);
                 for number in left - count..left {
                     let name = self.crowd.name(number);
-                    let mode =
-                        if core.dice.chance(self.crowd.shared) { Mode::Shared } else { Mode::Exclusive };
+                    let is_shared = self.crowd.spare_tokens() == 0 && core.dice.chance(self.crowd.shared);
+                    let mode = if is_shared { Mode::Shared } else { Mode::Exclusive };
                     let is_wide = self.crowd.is_wide() && core.dice.chance(2);
                     let limited = core.dice.chance(self.crowd.limited);
                     let at_most_ms = limited.then(|| core.dice.within(50, hand.ttl() / (2 * MS)));
@@ -137,7 +140,7 @@ impl CrowdClient {
             keep_closed_ms: 0,
             value: Box::default(),
             meta: Box::default(),
-            spare_tokens: 0,
+            spare_tokens: self.crowd.spare_tokens(),
             holding: Box::default(),
         });
         self.live.insert(seq.0, Live { acquire: acquire.clone(), is_granted: false });
@@ -153,6 +156,11 @@ impl CrowdClient {
                 if is_news && matches!(self.stage, CrowdStage::Drains) {
                     self.over.push(seq);
                 }
+            }
+            What::Recalled(_) => self.over.push(seq),
+            What::Attached(v1::Attached { recalled, .. })
+            | What::KeptAlive(v1::KeptAlive { recalled, .. }) => {
+                self.over.extend(recalled);
             }
             What::Busy(_) | What::Finished(_) | What::Ended(_) | What::Revoked(_) | What::Refused(_)
                 if self.live.contains_key(&seq) =>

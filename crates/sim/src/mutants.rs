@@ -42,6 +42,14 @@ pub enum MutantLocation {
     InstallOrderSwapped,
     /// A node whose disk is lost restarts under its old identity, with an empty log.
     WipedNodeVotes,
+    /// All sections of a cached hold use its first token.
+    TokenReused,
+    /// A client's cache is not told of recalls.
+    RecallUnheard,
+    /// A client's cache is not told of lost holds.
+    CachedOutlivesSession,
+    /// A client takes the answer that its try is queued for busy.
+    QueuedIsBusy,
     /// The resource does not check tokens.
     NoFence,
     /// The resource checks tokens of writes only; sections do not enter the fence.
@@ -393,6 +401,48 @@ pub const ALL: &[Mutant] = &[
         location: MutantLocation::DropForgotten,
         what: "a dropped future leaves its request behind",
         caught_by: &["P7"],
+        seed: 0,
+    },
+    Mutant {
+        name: "token-reused",
+        location: MutantLocation::TokenReused,
+        what: "the sections of a cached hold share one token",
+        caught_by: &["P2"],
+        seed: 0,
+    },
+    Mutant {
+        name: "recall-unheard",
+        location: MutantLocation::RecallUnheard,
+        what: "a section begins with a cached hold after it was recalled",
+        caught_by: &["P8"],
+        seed: 0,
+    },
+    Mutant {
+        name: "cached-outlives-session",
+        location: MutantLocation::CachedOutlivesSession,
+        what: "a cached hold does not end with its session",
+        caught_by: &["P4", "P5"],
+        seed: 0,
+    },
+    Mutant {
+        name: "queued-is-busy",
+        location: MutantLocation::QueuedIsBusy,
+        what: "a try is busy although the holder is idle",
+        caught_by: &["C6"],
+        seed: 0,
+    },
+    Mutant {
+        name: "block-too-long",
+        location: MutantLocation::Replica(OfReplica::BlockTooLong),
+        what: "the block of a cached hold overlaps the next holder's token",
+        caught_by: &["P2"],
+        seed: 0,
+    },
+    Mutant {
+        name: "recalled-forgotten",
+        location: MutantLocation::Replica(OfReplica::RecalledForgotten),
+        what: "a new leader does not tell a recall again",
+        caught_by: &["C4"],
         seed: 0,
     },
     Mutant {

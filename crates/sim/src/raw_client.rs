@@ -1,5 +1,5 @@
 //! A raw protocol client, which sends frames directly. It repeats commands out of order, and uses operations
-//! that the library does not offer yet (values, downgrades). It computes no lease deadline, so only the table
+//! that the library uses otherwise (values, downgrades, cached holds). It computes no lease deadline, so only the table
 //! and the replies are checked.
 
 mod calls;
@@ -43,6 +43,8 @@ pub(crate) struct RawClient {
     said: Vec<Command>,
     /// The seq of the present request, and whether the request is granted.
     request: Option<(u64, bool)>,
+    /// The present request is recalled (C4).
+    is_recalled: bool,
     is_leaving: bool,
     is_over: bool,
     calls: PendingCalls,
@@ -68,6 +70,7 @@ impl RawClient {
             unanswered: BTreeMap::new(),
             said: Vec::new(),
             request: None,
+            is_recalled: false,
             is_leaving: false,
             is_over: false,
             calls: PendingCalls::default(),
@@ -192,6 +195,7 @@ impl RawClient {
             None if core.is_stormy && roll < 50 => {
                 let acquire = self.acquire(core, session);
                 self.request = Some((acquire.seq.0, false));
+                self.is_recalled = false;
                 Some(Command::Acquire(acquire))
             }
             None => None,
@@ -203,7 +207,16 @@ impl RawClient {
                         let value = vec![roll as u8].into();
                         Some(Command::SetValue { session, seq, target, value, done_through })
                     }
-                    15..35 if is_granted => Some(Command::Downgrade { session, seq, target, done_through }),
+                    15..30 if is_granted => Some(Command::Downgrade { session, seq, target, done_through }),
+                    30..40 if is_granted => Some(Command::Settle { session, seq, target, done_through }),
+                    // A target that waits, is over, or never was.
+                    40..43 => {
+                        let target = Seq(core.dice.within(0, self.next_seq));
+                        Some(Command::Settle { session, seq, target, done_through })
+                    }
+                    43..60 if is_granted && std::mem::take(&mut self.is_recalled) => {
+                        Some(Command::Settle { session, seq, target, done_through })
+                    }
                     _ if roll < if is_granted { 60 } else { 10 } || !core.is_stormy => {
                         self.request = None;
                         Some(Command::Finish { session, seq, target, done_through })
@@ -241,6 +254,8 @@ impl RawClient {
     fn acquire(&self, core: &mut Core, session: SessionId) -> Acquire {
         let name: LockName = core.dice.pick(&core.scenario.names.clone());
         let mode = if core.dice.chance(75) { Mode::Exclusive } else { Mode::Shared };
+        let caches = mode == Mode::Exclusive && core.dice.chance(40);
+        let spare_tokens = if caches { core.dice.within(1, 3) as u32 } else { 0 };
         let at_most_ms = core.dice.chance(50).then(|| core.dice.within(1, 2 * self.ttl / MS));
         Acquire {
             session,
@@ -257,7 +272,7 @@ impl RawClient {
             keep_closed_ms: 0,
             value: Box::default(),
             meta: Box::default(),
-            spare_tokens: 0,
+            spare_tokens,
             holding: Box::default(),
         }
     }
@@ -329,6 +344,7 @@ impl RawClient {
                     *is_granted |= *seq == item.seq;
                 }
             }
+            What::Recalled(_) => self.is_recalled |= self.request == Some((item.seq, true)),
             What::Queued(_) => drop(self.unanswered.remove(&item.seq)),
             What::Busy(_) | What::Finished(_) | What::Ended(_) | What::Revoked(_) | What::Refused(_)
                 if item.seq != 0 =>

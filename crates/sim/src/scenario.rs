@@ -164,6 +164,8 @@ pub(crate) struct Scenario {
     pub(crate) permits: u64,
     pub(crate) subtree: u64,
     pub(crate) drops: u64,
+    /// Share of exclusive jobs that may cache their holds, in percent.
+    pub(crate) caches: u64,
     pub(crate) permit_limit: u32,
     pub(crate) concurrency: u64,
     /// Whether the raw protocol client takes part.
@@ -248,6 +250,7 @@ impl Scenario {
             permits: dice.pick(&[0, 0, 0, 30, 100]),
             subtree: dice.pick(&[0, 0, 25]),
             drops: dice.pick(&[0, 10, 40]),
+            caches: 0,
             permit_limit: dice.within(1, 3) as u32,
             concurrency: dice.within(1, 3),
             has_hand: dice.chance(50) || chain == Some(Fault::JustLate),
@@ -261,12 +264,16 @@ impl Scenario {
     /// `dice` is another RNG than that of [`Self::roll`], so that the choices made there do not depend on
     /// these.
     pub(crate) fn with_crowd_or_calls(mut self, dice: &mut Rng) -> Self {
+        self.caches = dice.pick(&[0, 50, 100]);
         self.crowd = Crowd::roll(dice);
         self.budgets = Budgets::roll(dice, self.crowd.as_ref());
         self.has_calls = self.has_hand && self.crowd.is_none() && dice.chance(50);
         if self.crowd.is_some() {
             self.has_hand = true;
             self.names.extend(BASE.parse());
+            if self.crowd.as_ref().is_some_and(|crowd| crowd.spare_tokens() > 0) {
+                self.subtree = 50;
+            }
             let moves = [Fault::Transfer, Fault::LeaderCrash, Fault::LeaderStall, Fault::Rolling];
             self.faults.extend(moves.into_iter().filter(|_| self.nodes > 1));
             self.faults.extend([Fault::NodeCrash, Fault::StreamBreak]);

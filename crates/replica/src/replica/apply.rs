@@ -227,6 +227,13 @@ impl Replica {
                     (Requester::Stream(stream), Some(lease)) => lease.attached != Attached::Stream(stream),
                     _ => false,
                 };
+                let reply = match reply {
+                    Reply::Granted(mut grant) if grant.spare_tokens > 0 && self.is(Mutant::BlockTooLong) => {
+                        grant.spare_tokens += 1;
+                        Reply::Granted(grant)
+                    }
+                    reply => reply,
+                };
                 let table = &self.table;
                 let label = |holder| table.session(holder).map(|it| it.label.into()).unwrap_or_default();
                 let item = answer::reply_item(session, seq, reply, label);

@@ -140,6 +140,7 @@ impl Replica {
     fn read_requests(&mut self, from: u64) -> Option<Reading> {
         let (closures_open, revoked_forgotten) =
             (self.is(Mutant::ClosuresOpenAtOnce), self.is(Mutant::RevokedForgotten));
+        let recalled_forgotten = self.is(Mutant::RecalledForgotten);
         let (pending, next) = self.table.pending_in_part(from, PLACES_PER_PART);
         self.turn.spend(PLACES_PER_PART as u64);
         for pending in pending {
@@ -148,7 +149,8 @@ impl Replica {
                 Pending::Wait { session, seq, at_most_ms } => self.book.waits(session, seq, ms(at_most_ms)),
                 Pending::Closed { token, .. } if closures_open => self.book.closed(token, Duration::ZERO),
                 Pending::Closed { token, ms: delay } => self.book.closed(token, ms(delay)),
-                Pending::Revoked { .. } | Pending::Recalled { .. } if revoked_forgotten => {}
+                Pending::Revoked { .. } if revoked_forgotten => {}
+                Pending::Recalled { .. } if recalled_forgotten => {}
                 Pending::Recalled { session, seq } => {
                     let Some(lease) = self.book.lease_mut(session) else { continue };
                     lease.recalled.insert(seq);

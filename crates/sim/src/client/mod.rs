@@ -1,6 +1,9 @@
 //! A client: the production state machine for each session, the production carrier for its one connection,
 //! and callers that acquire locks. Only the tasks, timers and sockets around them are simulated.
+//!
+//! `job.rs`: the callers. `caching.rs`: sections that begin with a cached hold, and recalls.
 
+mod caching;
 mod job;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -10,7 +13,7 @@ use std::time::Duration;
 use lockkeeper::BootInstant;
 use lockkeeper::LossCause;
 use lockkeeper::simulation::{
-    AcquireRequest, Addresses, Call, CallId, CallKind, Carrier, CarrierOutput, Event, HoldChange, Key,
+    AcquireRequest, Addresses, Cache, Call, CallId, CallKind, Carrier, CarrierOutput, Event, HoldChange, Key,
     Machine, Output, Push, SessionKey, Spec, StreamEnding, StreamId as Carried,
 };
 use lockkeeper_core::Seq;
@@ -23,6 +26,7 @@ use crate::core::{Core, Happening};
 use crate::mutants::MutantLocation;
 use crate::net::Down;
 use crate::node::{client_address, node_at};
+use caching::CachedHold;
 pub(crate) use job::{Job, JobState};
 
 /// Identifies a call to the carrier: session index and call.
@@ -60,6 +64,10 @@ pub(crate) struct SimSession {
     /// The lease deadline of the session's guards.
     lease_deadline: Option<BootInstant>,
     requests: BTreeMap<Key, Arc<AcquireRequest>>,
+    /// The production cache of the session.
+    cache: Cache<()>,
+    /// What the session knows of its cached holds, by the key of the request, until they are over.
+    cached: BTreeMap<Key, CachedHold>,
     /// How often each acquire was sent, for the mutant that renumbers retries.
     sent: BTreeMap<Seq, u64>,
 }
@@ -72,13 +80,15 @@ impl SimClient {
         let origin = core.dice.within(1_000 * MS, 1_000_000_000 * MS);
         let mut carrier = Carrier::new();
         let sessions = core.scenario.specs.clone().into_iter();
-        let sessions = sessions.map(|spec| SimSession {
+        let sessions = sessions.enumerate().map(|(number, spec)| SimSession {
             machine: Machine::new(spec),
-            carried: carrier.add(spec, &format!("client {index}"), Secret(core.dice.secret())),
+            carried: carrier.add(spec, &label(index, number), Secret(core.dice.secret())),
             spec,
             is_opened: false,
             lease_deadline: None,
             requests: BTreeMap::new(),
+            cache: Cache::default(),
+            cached: BTreeMap::new(),
             sent: BTreeMap::new(),
         });
         let sessions = sessions.collect();
@@ -183,9 +193,12 @@ impl SimClient {
                 if kind == (CallKind::Open { fresh: true }) && std::mem::replace(&mut session.is_opened, true)
                 {
                     self.carrier.remove(session.carried, &mut Vec::new());
-                    let label = format!("client {}", self.index);
+                    let label = label(self.index, index);
                     session.carried = self.carrier.add(session.spec, &label, Secret(core.dice.secret()));
                     session.sent.clear();
+                }
+                if let CallKind::Acquire { key, seq, .. } = kind {
+                    core.oracle.history.tries.sent((self.index, self.life, key.0), seq);
                 }
                 let Some(content) = session.call(kind, core.is(MutantLocation::RetryRenumbered)) else {
                     return;
@@ -198,20 +211,20 @@ impl SimClient {
                 let from_receipt = core.is(MutantLocation::DeadlineFromReceipt);
                 let late = session.spec.ttl.filter(|_| from_receipt).map(|ttl| now + ttl * 99 / 100);
                 session.lease_deadline = until.map(|until| late.unwrap_or(until));
+                session.cache.lease_until(session.lease_deadline);
             }
-            Output::Queued { .. } => {}
-            Output::Granted { key, grant } => self.granted(core, key, grant),
+            Output::Attached(attached) => session.cache.attached(attached),
+            Output::Queued { key, .. } => self.queued(core, key, events),
+            Output::Granted { key, grant } => self.granted(core, key, grant, events),
             Output::NotAcquired { key, why } => self.not_acquired(core, key, &why),
             Output::Released { key, how } => self.released(core, key, how),
-            Output::Recalled { .. } | Output::Attached(_) => {}
+            Output::Recalled { key } => self.recalled(core, index, key, events),
             Output::Lost { key, cause } => {
                 core.oracle.seen.lost += 1;
                 let ignored = core.is(MutantLocation::LossIgnored)
                     || (core.is(MutantLocation::DeadlineFromReceipt) && cause == LossCause::Expired);
-                if let Some(job) = self.jobs.get_mut(&key.0)
-                    && !ignored
-                {
-                    job.is_lost = true;
+                if !ignored {
+                    self.lost(core, index, key, events);
                 }
             }
         }
@@ -231,7 +244,11 @@ impl SimClient {
                 CarrierOutput::Resolved((session, call), Err(error)) => {
                     events.push_back((session, Event::Failed { call, sent: error.sent }));
                 }
-                CarrierOutput::Push(_, Push::Detached { .. }) if core.is(MutantLocation::DetachUnheard) => {}
+                CarrierOutput::Push(key, Push::Detached { at, .. })
+                    if core.is(MutantLocation::DetachUnheard) =>
+                {
+                    self.pushed(key, Push::Detached { at, announced: true }, events);
+                }
                 CarrierOutput::Push(key, push) => self.pushed(key, push, events),
                 CarrierOutput::EndStream(ending) => {
                     core.note(format_args!("client {} ends its stream: {ending:?}", self.index));
@@ -319,6 +336,7 @@ impl SimClient {
                 events.push_back((session, Event::Wake));
             }
         }
+        self.release_due(core, now, &mut events);
         self.run(core, events);
         self.read(core);
     }
@@ -352,7 +370,8 @@ impl SimClient {
             core.after(pause + connecting, Happening::ClientConnects { client: self.index, life: self.life });
         }
         let machines = self.sessions.iter().filter_map(|session| session.machine.next_wake());
-        let wake = machines.chain(self.carrier.next_wake()).min();
+        let caches = self.sessions.iter().filter_map(|session| session.cache.next_due());
+        let wake = machines.chain(caches).chain(self.carrier.next_wake()).min();
         if let Some(wake) = wake.filter(|wake| *wake < BootInstant::MAX) {
             let at = self.clock.when(wake.as_nanos()).max(core.now + 1).max(self.paused_until);
             if self.wake_at.is_none_or(|planned| at < planned || planned <= core.now) {
@@ -395,6 +414,7 @@ impl SimClient {
 
     pub(crate) fn shut_down(&mut self, core: &mut Core) {
         for session in 0..self.sessions.len() {
+            self.sessions[session].cache.stop();
             self.feed(core, session, Event::Shutdown);
         }
     }
@@ -418,4 +438,9 @@ impl SimSession {
             CallKind::Close => Call::Close,
         })
     }
+}
+
+/// The label of a client's session, by which the oracle knows its requests.
+fn label(client: usize, session: usize) -> String {
+    format!("client {client}/{session}")
 }

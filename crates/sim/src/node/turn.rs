@@ -303,6 +303,7 @@ impl SimNode {
                 }
             }
         }
+        core.oracle.put_out(self.id);
         if let Some((session, missed)) = process.polls.missed(process.replica.table())
             && core.oracle.may_answer_call(self.id, session)
         {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lockkeeper_core::Command;
+use lockkeeper_core::{Command, SessionId};
 use lockkeeper_replica::{Answer, AskId, CallId, Question, StreamId};
 use lockkeeper_wire::v1;
 use lockkeeper_wire::v1::server_item::What;
@@ -68,6 +68,7 @@ impl Oracle {
             verdict = verdict.and_then(|()| self.rounds.sent(node, term, stream, item, &self.log));
             verdict = verdict.and_then(|()| nodes[index_of(node)].silence.may_tell(item));
             verdict = verdict.and_then(|()| self.replies.item(item, &self.history, has));
+            verdict = verdict.and_then(|()| self.tells_recalls(node, item));
             if let Some(v1::server_item::What::Attached(_) | v1::server_item::What::Opened(_)) = item.what {
                 // From here on the session has its full ttl again.
                 self.excused.remove(&item.session);
@@ -78,6 +79,23 @@ impl Oracle {
             self.nodes[index_of(node)].silence.sent(stream, item);
         }
         self.judge(now, verdict);
+    }
+
+    /// C4: an acknowledgement names the session's holds that are recalled.
+    fn tells_recalls(&self, node: Id, item: &v1::ServerItem) -> CheckResult {
+        let told = match &item.what {
+            Some(What::Attached(attached)) => &attached.recalled,
+            Some(What::KeptAlive(alive)) => &alive.recalled,
+            _ => return Ok(()),
+        };
+        let through = self.nodes[index_of(node)].put_out;
+        match self.history.recalled_by(SessionId(item.session), through).find(|seq| !told.contains(&seq.0)) {
+            None => Ok(()),
+            Some(seq) => Err((
+                "C4",
+                format!("node {node} tells s{} that {told:?} are recalled, and not {seq}", item.session),
+            )),
+        }
     }
 
     fn learn_secret(&mut self, item: &v1::ServerItem) {

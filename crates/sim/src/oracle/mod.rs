@@ -5,8 +5,8 @@
 //! produces, command by command (P1, P2, P4, P7, P8). `members.rs`: membership (P1, P10). `silence.rs`: which
 //! sessions a node may expire (P9). `order.rs`: the order of acquires (P8). `rounds.rs` and `reads.rs`:
 //! whether a node still led when it answered, and whether the answer is right (P2, P6). `reply_checker.rs`:
-//! replies to clients (P2, P7, P10). `answers.rs`: all checks of an answer (P5 for calls). The guards are
-//! checked in `world/mod.rs` (P4, P5).
+//! replies to clients (P2, P7, P10). `answers.rs`: all checks of an answer (P5 for calls, C4). `tries.rs`: answers
+//! to requests that do not wait (C6). The guards are checked in `world/mod.rs` (P4, P5).
 
 mod answers;
 mod log;
@@ -17,6 +17,7 @@ mod reply_checker;
 mod rounds;
 mod silence;
 mod table;
+mod tries;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -39,6 +40,7 @@ use reply_checker::ReplyChecker;
 use rounds::QuorumReadChecker;
 use silence::Silence;
 use table::History;
+pub(crate) use tries::OpenTry;
 
 /// `Err`: the number of the broken promise, and what was observed.
 pub(crate) type CheckResult = Result<(), (&'static str, String)>;
@@ -79,6 +81,8 @@ pub(crate) struct Oracle {
     reads: Reads,
     replies: ReplyChecker,
     call_leases: CallLeases,
+    /// Tokens of sections that have begun (C2).
+    sections: BTreeSet<u64>,
     pub(crate) seen: Coverage,
 }
 
@@ -92,6 +96,8 @@ struct ObservedNode {
     copy: Copy,
     silence: Silence,
     order: ProposalOrder,
+    /// What the node had applied when it put out the last outputs.
+    put_out: u64,
 }
 
 /// Counters of a run. A run in which little happened proves little.
@@ -101,6 +107,12 @@ pub struct Coverage {
     pub commands: u64,
     /// Grants.
     pub grants: u64,
+    /// Grants of cached holds.
+    pub cached: u64,
+    /// Cached holds that were recalled.
+    pub recalled: u64,
+    /// Sections that began with a cached hold, without the lock service.
+    pub local: u64,
     /// Expiries of sessions that leaders have proposed.
     pub expired: u64,
     /// Starts of nodes.
@@ -136,6 +148,9 @@ impl Coverage {
     pub fn add(&mut self, other: Self) {
         self.commands += other.commands;
         self.grants += other.grants;
+        self.cached += other.cached;
+        self.recalled += other.recalled;
+        self.local += other.local;
         self.expired += other.expired;
         self.starts += other.starts;
         self.elections += other.elections;
@@ -174,6 +189,7 @@ impl Oracle {
             reads: Reads::default(),
             replies: ReplyChecker::default(),
             call_leases: CallLeases::default(),
+            sections: BTreeSet::new(),
             seen: Coverage::default(),
         }
     }
@@ -345,6 +361,25 @@ impl Oracle {
                 self.fail(now, "M2", &what);
             }
         }
+    }
+
+    /// To be called when a node has put out all outputs of what it has applied.
+    pub(crate) fn put_out(&mut self, node: Id) {
+        let of = &mut self.nodes[index_of(node)];
+        of.put_out = of.copy.applied;
+    }
+
+    /// P2 for sections: each has a token of its own (C2). To be called when a section begins.
+    pub(crate) fn section_begins(&mut self, now: Nanos, token: u64) {
+        if !self.sections.insert(token) {
+            self.fail(now, "P2", &format!("a second section begins with token {token}"));
+        }
+    }
+
+    /// To be called when a try has ended; `is_busy`: because the lock was busy.
+    pub(crate) fn try_ends(&mut self, now: Nanos, id: tries::TryId, is_busy: bool) {
+        let verdict = self.history.tries.end(now, id, is_busy);
+        self.judge(now, verdict);
     }
 
     /// The number of terms that had a leader.

@@ -41,7 +41,7 @@ impl ReplyChecker {
     ) -> CheckResult {
         let request = (item.session, item.seq);
         match &item.what {
-            Some(What::Granted(granted)) => self.granted(request, granted.token, history, has),
+            Some(What::Granted(granted)) => self.granted(request, granted, history, has),
             Some(What::Busy(_)) => self.ended(request, "busy".to_owned()),
             Some(What::Ended(finished)) => self.ended(request, format!("{:?}", finished.end())),
             // The reply to a finish, under the finish's own number, or to a repeated acquire.
@@ -55,17 +55,27 @@ impl ReplyChecker {
     fn granted(
         &mut self,
         request: (u64, u64),
-        token: u64,
+        granted: &v1::Granted,
         history: &History,
         has: impl Fn(u64) -> bool,
     ) -> CheckResult {
-        let Some(hold) = history.hold(token) else {
+        let token = granted.token;
+        let Some(hold) = history.granted(token) else {
             return Err(("P1", format!("{request:?} is told token {token}, which was never granted")));
         };
         if (hold.session.0, hold.seq.0) != request {
             return Err((
                 "P2",
                 format!("{request:?} is told token {token}, which {}/{} has", hold.session, hold.seq),
+            ));
+        }
+        if granted.spare_tokens > hold.spare {
+            return Err((
+                "P2",
+                format!(
+                    "{request:?} is told token {token} and {} more, and its block has {}",
+                    granted.spare_tokens, hold.spare
+                ),
             ));
         }
         if !has(hold.index) {

@@ -5,11 +5,12 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use lockkeeper_core::snapshot::Phase;
+use lockkeeper_core::snapshot::{Caching, Phase};
 use lockkeeper_core::{
     Command, Effect, Effects, End, LockName, Reply, Seq, SessionId, Snapshot, Table, invariants,
 };
 
+use super::tries::Tries;
 use super::{CheckResult, Coverage};
 use crate::crowd::Budgets;
 use crate::node::TOKENS_ABOVE;
@@ -22,6 +23,8 @@ const CROWD: usize = 64;
 pub(crate) struct RecordedHold {
     pub(crate) session: SessionId,
     pub(crate) seq: Seq,
+    /// The number of tokens after the first that the hold has as well (C2).
+    pub(crate) spare: u32,
     /// The entry that granted the hold.
     pub(crate) index: u64,
     /// The command that ended the hold; `None` while the hold is live.
@@ -53,6 +56,9 @@ pub(crate) struct History {
     holds: BTreeMap<u64, RecordedHold>,
     /// Holds that have not ended.
     live: BTreeSet<u64>,
+    /// Cached holds that are recalled, and the entry that did it (C4).
+    recalled: BTreeMap<(SessionId, Seq), u64>,
+    pub(crate) tries: Tries,
     /// The duration of each timer, and the entry that began it.
     timers: BTreeMap<Timer, (Duration, u64)>,
     /// Timers that have not fired.
@@ -104,6 +110,8 @@ impl History {
             digests,
             holds: BTreeMap::new(),
             live: BTreeSet::new(),
+            recalled: BTreeMap::new(),
+            tries: Tries::default(),
             timers: BTreeMap::new(),
             pending: BTreeSet::new(),
             begun: BTreeMap::new(),
@@ -120,8 +128,27 @@ impl History {
         &self.table
     }
 
+    /// The hold that has this token. A cached hold has every token of its block (C2).
     pub(crate) fn hold(&self, token: u64) -> Option<&RecordedHold> {
+        let (first, hold) = self.holds.range(..=token).next_back()?;
+        (token - first <= u64::from(hold.spare)).then_some(hold)
+    }
+
+    /// The hold that was granted with this token as its first.
+    pub(crate) fn granted(&self, token: u64) -> Option<&RecordedHold> {
         self.holds.get(&token)
+    }
+
+    /// The requests of a session whose holds are recalled, by an entry up to this one.
+    pub(crate) fn recalled_by(&self, session: SessionId, index: u64) -> impl Iterator<Item = Seq> {
+        let of_session = self.recalled.range((session, Seq(0))..=(session, Seq(u64::MAX)));
+        of_session.filter(move |(_, at)| **at <= index).map(|((_, seq), _)| *seq)
+    }
+
+    /// Lets the open tries see whether their locks are in use, by the first tokens of the cached holds that are
+    /// idle.
+    pub(crate) fn look_at_tries(&mut self, idle: &BTreeSet<u64>) {
+        self.tries.look_at_clients(&self.snapshot, idle);
     }
 
     /// The digest of the table after an entry.
@@ -175,6 +202,8 @@ impl History {
                 verdict.map_err(|what| (promise_of(&what), what))?;
             }
             self.follow_holds(index, command, &after, excused, seen)?;
+            self.follow_recalls(index, &after, seen);
+            self.tries.follow(&after);
             self.follow_timers(index, &after);
             self.snapshot = after;
         }
@@ -222,9 +251,10 @@ impl History {
                     return Err(("P2", format!("token {token} was {known:?}, now {session}/{seq}")));
                 }
                 None => {
-                    if let Some((&last, _)) = self.holds.last_key_value()
-                        && last > token
+                    if let Some((&last, hold)) = self.holds.last_key_value()
+                        && last + u64::from(hold.spare) >= token
                     {
+                        let last = last + u64::from(hold.spare);
                         return Err(("P2", format!("token {token} is granted after {last}")));
                     }
                     if token <= TOKENS_ABOVE {
@@ -233,10 +263,18 @@ impl History {
                         return Err(("P2", what));
                     }
                     seen.grants += 1;
-                    let (names, subtree) = (request.names.clone(), request.subtree);
-                    let (ended, stopped, is_excused) = (None, None, false);
-                    let hold =
-                        RecordedHold { session, seq, index, ended, is_excused, stopped, names, subtree };
+                    seen.cached += u64::from(request.caching.is_held());
+                    let hold = RecordedHold {
+                        session,
+                        seq,
+                        spare: request.spare_tokens,
+                        index,
+                        ended: None,
+                        is_excused: false,
+                        stopped: None,
+                        names: request.names.clone(),
+                        subtree: request.subtree,
+                    };
                     self.holds.insert(token, hold);
                     self.live.insert(token);
                 }
@@ -260,6 +298,18 @@ impl History {
             };
         }
         Ok(())
+    }
+
+    fn follow_recalls(&mut self, index: u64, after: &Snapshot, seen: &mut Coverage) {
+        let recalled = after.requests.iter().filter(|request| request.caching == Caching::Recalled);
+        let recalled: BTreeSet<(SessionId, Seq)> = recalled.filter_map(|request| request.owner).collect();
+        self.recalled.retain(|hold, _| recalled.contains(hold));
+        for hold in recalled {
+            self.recalled.entry(hold).or_insert_with(|| {
+                seen.recalled += 1;
+                index
+            });
+        }
     }
 
     fn follow_timers(&mut self, index: u64, after: &Snapshot) {

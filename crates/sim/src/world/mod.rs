@@ -329,6 +329,10 @@ impl World {
     /// P4, P5: no guard reports "held" after its hold has ended. Since the table never grants a lock to two
     /// sessions, this implies P1 for clients.
     fn check_guards(&mut self) {
+        let history = &mut self.core.oracle.history;
+        if !history.tries.is_empty() {
+            history.look_at_tries(&SimClient::all_idle(&self.clients));
+        }
         let mut wrong = None;
         for client in self.clients.iter().filter(|client| client.is_alive) {
             for job in client.holding().filter(|job| client.says_held(&self.core, job)) {
