@@ -168,8 +168,8 @@ pub enum Push {
     },
     /// The session is attached to a new stream, and has been told what it missed.
     Attached,
-    /// The session's stream ended at `at`. Unless the service announced it, the lease of a session with `linger`
-    /// is valid for at most `linger` after `at`, until a later attach is acknowledged.
+    /// The session's stream ended at `at`. Unless the service announced it, the lease of a session with
+    /// `linger` is valid for at most `linger` after `at`, until a later attach is acknowledged.
     Detached {
         /// When the client detected the end of the stream.
         at: BootInstant,

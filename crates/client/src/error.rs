@@ -136,6 +136,10 @@ pub enum AcquireError {
 }
 
 impl AcquireError {
+    pub(crate) fn invalid(option: &'static str, value: String, allowed: String) -> Self {
+        Self::Invalid { option, value, allowed }
+    }
+
     /// Whether the same acquire may succeed later, although the lock service did not serve it: see
     /// [`BackendErrorKind::may_pass`](lockkeeper_backend::BackendErrorKind::may_pass).
     #[must_use]

@@ -162,9 +162,10 @@ impl<F: Kind> Guard<F> {
     /// [`ReleaseError::Ambiguous`] if no answer arrived, or a refusal that may pass.
     pub async fn release(self) -> Result<(), ReleaseError> {
         let Some(GuardInner { backend, hold }) = Arc::into_inner(self.inner) else { return Ok(()) };
-        observe::released(backend, hold.now() - hold.since);
-        let lost = hold.valid_until().err();
-        let released = hold.release().await;
+        let now = hold.now();
+        observe::released(backend, now - hold.since);
+        let lost = hold.loss_at(now);
+        let released = hold.release(now).await;
         lost.map_or(released, |lost| Err(ReleaseError::AlreadyLost(lost)))
     }
 

@@ -22,7 +22,8 @@
 //! #         (token.get() >= self.0.get()).then(|| self.0.set(token.get())).ok_or(Stale)
 //! #     }
 //! #     async fn read(&self) -> u64 { 41 }
-//! #     async fn write(&self, token: lockkeeper::Token, _: u64) -> Result<(), Stale> { self.enter(token).await }
+//! #     async fn write(&self, token: lockkeeper::Token, _: u64) -> Result<(), Stale> {
+//! self.enter(token).await }
 //! # }
 //! # #[derive(Debug, thiserror::Error)] #[error("stale")] struct Stale;
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -72,9 +73,10 @@
 //!
 //! For people who change the library.
 //!
-//! - `locks.rs`, `lock.rs`, `guard.rs`: the public types
+//! - `locks.rs`, `lock.rs`, `guard.rs`: the public types; `prepared.rs`: cached locks
 //! - `machine/mod.rs`: sessions, leases, retries, loss: all decisions, pure
-//! - `session.rs`, `session/hold.rs`: executes the decisions, on the caller's task and on the lease thread
+//! - `session.rs`, `session/hold.rs`, `session/cached.rs`: executes the decisions, on the caller's task and
+//!   on the lease thread
 //! - `backends/mod.rs`: the table of all lock services; `memory:` and our own are beside it, the others in
 //!   `crates/backends`, over the traits of `crates/backend`
 //! - `recipes/mod.rs`, `once/mod.rs`: elections, partitions, and work that is done once
@@ -110,6 +112,7 @@ mod machine;
 pub mod machine;
 mod observe;
 pub mod once;
+mod prepared;
 mod recipes;
 mod session;
 #[cfg(feature = "simulation")]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use lockkeeper_backend::{
@@ -19,6 +19,7 @@ use crate::kind::{Kind, Unfenced};
 use crate::locks_core::Core;
 use crate::machine::{AcquireLimits, NotAcquired};
 use crate::observe;
+use crate::prepared::Prepared;
 use crate::session::{Callbacks, NotHeld};
 
 /// How long an acquire waits for a lock that isn't free.
@@ -53,30 +54,33 @@ pub enum OnLost {
 #[derive(Clone)]
 #[must_use = "a lock does nothing until it is acquired"]
 pub struct Lock<F: Kind = Unfenced> {
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     names: Result<Vec<LockName>, NameError>,
     mode: Mode,
-    options: Options,
+    pub(crate) options: Options,
+    pub(crate) prepared: OnceLock<Arc<Prepared>>,
     kind: PhantomData<F>,
 }
 
 #[derive(Clone)]
-struct Options {
+pub(crate) struct Options {
     ttl: Duration,
-    renew: bool,
-    subtree: bool,
+    pub(crate) renew: bool,
+    pub(crate) subtree: bool,
     wait: Wait,
     max_waiters: Option<u32>,
-    max_hold: Option<Duration>,
-    min_hold: Duration,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) min_hold: Duration,
     keep_closed: Duration,
     lock_delay: Duration,
     linger: Duration,
-    min_validity: Duration,
+    pub(crate) min_validity: Duration,
+    pub(crate) cached: bool,
+    pub(crate) cache_for: Duration,
     grace: Option<Duration>,
     on_lost: OnLost,
-    value: Vec<u8>,
-    meta: Vec<(String, String)>,
+    pub(crate) value: Vec<u8>,
+    pub(crate) meta: Vec<(String, String)>,
     on_queued: Option<Arc<dyn Fn(u64) + Send + Sync>>,
     on_refused: Option<OnRefused>,
 }
@@ -85,7 +89,7 @@ type OnRefused = Arc<dyn Fn(&BackendError) + Send + Sync>;
 
 impl<F: Kind> fmt::Debug for Lock<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { core, names, mode, options, kind: _ } = self;
+        let Self { core, names, mode, options, prepared: _, kind: _ } = self;
         let mut shown = f.debug_struct("Lock");
         shown.field("backend", &core.backend_name());
         match names {
@@ -111,6 +115,8 @@ impl<F: Kind> Lock<F> {
             lock_delay: Duration::ZERO,
             linger: Duration::ZERO,
             min_validity: Duration::ZERO,
+            cached: false,
+            cache_for: Duration::from_secs(10),
             grace: None,
             on_lost: OnLost::default(),
             value: Vec::new(),
@@ -118,11 +124,12 @@ impl<F: Kind> Lock<F> {
             on_queued: None,
             on_refused: None,
         };
-        Self { core, names, mode, options, kind: PhantomData }
+        Self { core, names, mode, options, prepared: OnceLock::new(), kind: PhantomData }
     }
 
-    fn with(mut self, change: impl FnOnce(&mut Options)) -> Self {
+    pub(crate) fn with(mut self, change: impl FnOnce(&mut Options)) -> Self {
         change(&mut self.options);
+        self.prepared = OnceLock::new();
         self
     }
 
@@ -303,12 +310,10 @@ impl<F: Kind> Lock<F> {
     /// }
     ///
     /// # async fn example(locks: lockkeeper::Locks) {
-    /// let report = locks.mutex("reports").run(async |_held| Ok(std::fs::read_to_string("reports.txt")?)).await;
-    /// match report {
-    ///     Ok(text) => println!("{text}"),
-    ///     Err(ReportError::Hold(HoldError::Lost(lost))) => println!("do it again: {lost}"),
-    ///     Err(error) => println!("{error}"),
-    /// }
+    /// let report = locks.mutex("reports").run(async |_held|
+    /// Ok(std::fs::read_to_string("reports.txt")?)).await; match report { Ok(text) => println!("{text}"),
+    /// Err(ReportError::Hold(HoldError::Lost(lost))) => println!("do it again: {lost}"), Err(error) =>
+    /// println!("{error}"), }
     /// # }
     /// ```
     ///
@@ -351,7 +356,10 @@ impl<F: Kind> Lock<F> {
             outcome = Empty,
             token = Empty
         );
-        let result = self.acquire_within(&span, wait).instrument(span.clone()).await;
+        let result = match self.begin_section() {
+            Some(guard) => Ok(guard),
+            None => self.acquire_within(&span, wait).instrument(span.clone()).await,
+        };
         span.record("outcome", outcome(&result));
         if let Some(token) = result.as_ref().ok().and_then(Guard::token_hint) {
             // OpenTelemetry has signed numbers only; a token is below 2^53.
@@ -374,6 +382,10 @@ impl<F: Kind> Lock<F> {
             renew: options.renew,
         };
         let session = self.core.session(spec)?;
+        let caching = self.prepare(&session, &names);
+        if let Some(guard) = self.begin_section() {
+            return Ok(guard);
+        }
         let since = session.now();
         let wait_until = match wait {
             Wait::No | Wait::Forever => None,
@@ -394,7 +406,7 @@ impl<F: Kind> Lock<F> {
             keep_closed: options.keep_closed,
             value: options.value.clone().into(),
             meta: encode_meta(&options.meta),
-            spare_tokens: 0,
+            spare_tokens: caching.as_ref().map_or(0, |caching| session.spare_tokens(&caching.lock)),
             holding: Box::default(),
             traceparent: observe::traceparent(span),
         });
@@ -410,7 +422,7 @@ impl<F: Kind> Lock<F> {
             }),
         };
         let on = Callbacks { queued: options.on_queued.as_deref(), refused: options.on_refused.as_deref() };
-        let result = session.acquire(request, limits, on).await;
+        let result = session.acquire(request, limits, caching, on).await;
         let waited = session.now() - since;
         let backend = self.core.backend_name();
         let result = result.map(|mut hold| {
@@ -443,8 +455,7 @@ impl<F: Kind> Lock<F> {
     /// All checks that need no answer from the backend.
     fn check(&self, can: &Capabilities, names: usize, wait: Wait) -> Result<(), AcquireError> {
         let options = &self.options;
-        let invalid =
-            |option, value: String, allowed: String| AcquireError::Invalid { option, value, allowed };
+        let invalid = AcquireError::invalid;
         let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         // The label was cut to its limit when the client was created.
         let session = SessionContent {
@@ -462,10 +473,12 @@ impl<F: Kind> Lock<F> {
             keep_closed_ms: ms(options.keep_closed),
             value_bytes: options.value.len(),
             meta_bytes: encode_meta(&options.meta).len(),
-            spare_tokens: 0,
+            // More are asked for later, within the limit.
+            spare_tokens: u32::from(options.cached),
             holding: 0,
         };
         acquire.check()?;
+        self.check_cached()?;
         // Just before a renewal, which is due every third of the ttl, two thirds are left, less the margin
         // for clock drift.
         let validity_max = options.ttl * 65 / 100;
@@ -501,6 +514,7 @@ impl<F: Kind> Lock<F> {
             (wait != Wait::No, can.wait, "wait for a lock"),
             (options.max_waiters.is_some(), can.queue_limit, "limit the number of waiters"),
             (!options.value.is_empty(), can.values, "keep a value of a hold"),
+            (options.cached, can.cached, "cache a lock: it can't recall a hold that another client needs"),
             (!options.keep_closed.is_zero(), can.keep_closed, "keep a lock closed after its hold"),
             (!options.lock_delay.is_zero(), can.lock_delay, "delay a lock after its holder vanished"),
             (

@@ -8,6 +8,7 @@
 //! with every backend but `file:`, and an acquire or a release does not wait for it: input that arrives while
 //! another thread holds it is processed by that thread.
 
+mod cached;
 mod hold;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+pub(crate) use cached::Caching;
 pub(crate) use hold::{HoldHandle, NotHeld};
 use hold::{HoldStatus, LeaseTrouble};
 use lockkeeper_backend::io::{CallRuntime, LeaseThread};
@@ -27,6 +29,7 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_util::sync::CancellationToken;
 
+use crate::machine::cache::{Cache, CachedSection};
 use crate::machine::{AcquireLimits, CallKind, Event, Key, Machine, NotAcquired, Output, Releasing, RunsOn};
 
 /// A session in use. Dropping the last reference releases everything and closes the session.
@@ -54,6 +57,8 @@ struct SessionInner {
     last_key: AtomicU64,
     state: Mutex<SessionState>,
     inbox: Inbox,
+    /// Locked after `state`, if both are.
+    cache: Mutex<Cache<Arc<HoldStatus>>>,
 }
 
 /// Inputs that arrived while another thread held the state's lock; that thread processes them. Blocking on
@@ -89,6 +94,10 @@ struct SessionState {
     /// Whether a session was opened before. Each further one gets a new connection.
     opened: bool,
     callers: BTreeMap<Key, Caller>,
+    /// When cached holds may be idle for too long.
+    cache_due: Option<BootInstant>,
+    /// Events that follow from the machine's outputs.
+    follow_ups: VecDeque<Event>,
     /// Buffers of `feed`, kept to avoid allocations.
     outputs: Vec<Output>,
 }
@@ -104,6 +113,10 @@ struct Caller {
     hold: Arc<HoldStatus>,
     /// Where its calls run.
     runtime: CallRuntime,
+    /// `None`: the hold is not to be cached.
+    caching: Option<Caching>,
+    /// The request was queued. Recorded only if the hold is to be cached.
+    met_others: bool,
 }
 
 /// A step of a caller's request. A caller that is late sees only the latest one.
@@ -111,7 +124,8 @@ enum RequestProgress {
     Queued(u64),
     /// An attempt was refused, and is repeated.
     Refused(Arc<BackendError>),
-    Granted(Granted),
+    /// With the first section of the hold, if it is cached.
+    Granted(Granted, Option<CachedSection>),
     NotAcquired(NotAcquired),
     Released(Releasing),
 }
@@ -142,6 +156,8 @@ impl Session {
             generation: 0,
             opened: false,
             callers: BTreeMap::new(),
+            cache_due: None,
+            follow_ups: VecDeque::new(),
             outputs: Vec::new(),
         };
         let inner = Arc::new(SessionInner {
@@ -160,6 +176,7 @@ impl Session {
             last_key: AtomicU64::new(0),
             state: Mutex::new(state),
             inbox: Inbox::default(),
+            cache: Mutex::default(),
         });
         inner.lease_thread.run(Box::pin(session_loop(
             inner.clone(),
@@ -175,12 +192,13 @@ impl Session {
         self: &Arc<Self>,
         request: Arc<AcquireRequest>,
         limits: AcquireLimits,
+        caching: Option<Caching>,
         on: Callbacks<'_>,
     ) -> Result<HoldHandle, NotHeld> {
         let hold = Arc::new(HoldStatus::new(request.clone(), self.0.trouble.clone()));
         let key = Key(self.0.last_key.fetch_add(1, Ordering::Relaxed) + 1);
         let runtime = CallRuntime::here(&self.0.lease_thread);
-        let caller = Caller { request, hold: hold.clone(), runtime };
+        let caller = Caller { request, hold: hold.clone(), runtime, caching, met_others: false };
         // From here on, dropping `handle` abandons the request.
         let mut handle = HoldHandle::new(self.clone(), key, hold);
         self.0.input(Input::Acquire(key, caller, limits));
@@ -307,7 +325,9 @@ impl SessionInner {
                 Event::Release { key }
             }
             Input::Abandon(key) => {
-                state.callers.remove(&key);
+                if state.callers.remove(&key).is_some_and(|caller| caller.caching.is_some()) {
+                    self.cache().remove_key(key);
+                }
                 Event::Abandon { key }
             }
             Input::Pushed(generation, _) if generation != state.generation => return,
@@ -336,7 +356,14 @@ impl SessionInner {
                     Err(error) => Event::Failed { call, sent: error.sent },
                 }
             }
-            Input::Event(event) => event,
+            Input::Event(event) => {
+                match event {
+                    Event::Wake => self.release_idle(state),
+                    Event::Shutdown => self.stop_caching(state),
+                    _ => {}
+                }
+                event
+            }
         };
         self.feed(state, event);
     }
@@ -383,15 +410,18 @@ impl SessionInner {
 
     fn feed(self: &Arc<Self>, state: &mut SessionState, event: Event) {
         let mut outputs = std::mem::take(&mut state.outputs);
-        state.machine.handle(self.clock.now(), event, &mut outputs);
-        for output in outputs.drain(..) {
-            self.perform(state, output);
+        state.follow_ups.push_back(event);
+        while let Some(event) = state.follow_ups.pop_front() {
+            state.machine.handle(self.clock.now(), event, &mut outputs);
+            for output in outputs.drain(..) {
+                self.perform(state, output);
+            }
         }
         state.outputs = outputs;
         if state.machine.is_closed() {
             self.closed.cancel();
         } else {
-            self.alarm.set(state.machine.next_wake());
+            self.alarm.set(state.machine.next_wake().into_iter().chain(state.cache_due).min());
         }
     }
 
@@ -414,13 +444,27 @@ impl SessionInner {
             }
             Output::LeaseDeadline(until) => {
                 self.lease_deadline.store(until.map_or(0, BootInstant::as_nanos), Ordering::SeqCst);
+                self.cache().lease_until(until);
                 self.lease_changed.notify_waiters();
             }
-            Output::Queued { key, position } => state.report(key, RequestProgress::Queued(position)),
-            Output::Granted { key, grant } => state.report(key, RequestProgress::Granted(grant)),
-            Output::NotAcquired { key, why } => state.report_last(key, RequestProgress::NotAcquired(why)),
+            Output::Attached(attached) => self.cache().attached(attached),
+            Output::Queued { key, position } => {
+                self.met_others(state, key);
+                if let Some(caller) = state.callers.get(&key) {
+                    caller.hold.report(RequestProgress::Queued(position));
+                }
+            }
+            Output::Granted { key, grant } => self.granted(state, key, grant),
+            Output::NotAcquired { key, why } => {
+                if matches!(why, NotAcquired::Busy(_) | NotAcquired::TimedOut) {
+                    self.met_others(state, key);
+                }
+                state.report_last(key, RequestProgress::NotAcquired(why));
+            }
             Output::Released { key, how } => state.report_last(key, RequestProgress::Released(how)),
-            Output::Recalled { key: _ } | Output::Attached(_) => {}
+            Output::Recalled { key } => self.recalled(state, key),
+            // An idle hold has no section that could notice.
+            Output::Lost { key, .. } if self.cache().remove_key(key) => state.abandon(key),
             Output::Lost { key, cause } => {
                 if let Some(caller) = state.callers.get(&key) {
                     caller.hold.lose(cause, self.name());
@@ -469,13 +513,7 @@ impl Inbox {
 }
 
 impl SessionState {
-    fn report(&self, key: Key, progress: RequestProgress) {
-        if let Some(caller) = self.callers.get(&key) {
-            caller.hold.report(progress);
-        }
-    }
-
-    /// As [`Self::report`], for the end of a request.
+    /// Reports the end of a request to its caller.
     fn report_last(&mut self, key: Key, progress: RequestProgress) {
         if let Some(caller) = self.callers.remove(&key) {
             caller.hold.report(progress);

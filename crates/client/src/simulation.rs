@@ -11,7 +11,7 @@ pub use crate::backends::service::addresses::{Address, Addresses};
 pub use crate::backends::service::carrier::{
     Carrier, CarrierOutput, CarrierStats, SessionKey, StreamEnding, StreamId,
 };
-pub use crate::machine::cache::{AfterSection, Cache, CachedLock, RecallAnswer, Section};
+pub use crate::machine::cache::{AfterSection, Cache, CachedLock, CachedSection, RecallAnswer};
 pub use crate::machine::{
     AcquireLimits, CallKind, Event, Key, Machine, NotAcquired, Output, Releasing, RunsOn,
 };

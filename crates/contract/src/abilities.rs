@@ -34,6 +34,7 @@ pub async fn compare(subject: &impl Subject) {
             "break_now" => break_now(subject).await,
             "values" => values(subject).await,
             "downgrade" => downgrade(subject).await,
+            "cached" => cached(subject).await,
             other => panic!("the suite has no way to derive the ability `{other}`"),
         };
         derived.push((ability, declared, found));
@@ -350,6 +351,39 @@ async fn downgrade(subject: &impl Subject) -> bool {
     assert!(shared.is_held() && held.loss().is_none());
     held.verify().await.unwrap();
     true
+}
+
+/// A hold that stays with its client after the release, and is given back when another client asks.
+async fn cached(subject: &impl Subject) -> bool {
+    let (one, two) = pair(subject).await;
+    let name = "abilities/cached";
+    let lock = one.mutex(name).cached();
+    let section = async || match attempt(lock.clone()).await {
+        Attempt::Held(held) => Some(held),
+        Attempt::Unsupported => None,
+        Attempt::Busy => panic!("{}: nobody else uses it", subject.scheme()),
+    };
+    let held_by_one = async || two.inspect(name).await.unwrap().hold_count == 1;
+    let mut last = None;
+    for recalls in 0..2 {
+        for _ in 0..4 {
+            assert!(!held_by_one().await);
+            let Some(held) = section().await else { return false };
+            held.release().await.unwrap();
+        }
+        assert!(held_by_one().await, "after four acquires in a row");
+        let held = section().await.unwrap();
+        assert!(held.token_hint() > last, "each section has a token above all earlier ones");
+        last = held.token_hint();
+        held.verify().await.unwrap();
+        if recalls == 0 {
+            assert!(attempt(two.mutex(name)).await.is_busy(), "a section uses it");
+        }
+        held.release().await.unwrap();
+        assert_eq!(held_by_one().await, recalls == 1, "a recalled hold ends with its section");
+    }
+    let Attempt::Held(next) = attempt(two.mutex(name)).await else { panic!("it is idle") };
+    next.token_hint() > last && attempt(lock.clone()).await.is_busy()
 }
 
 /// Whether a change is unsupported, which must be a clear error (P11); fails if it could not be made for

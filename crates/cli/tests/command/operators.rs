@@ -106,7 +106,7 @@ fn doctor_reports_capabilities_and_tests_the_service() {
         let ended = test.ran(&format!("doctor {url} --json"));
         assert_eq!((ended.code, ended.err.as_str()), (0, ""));
         let said: Value = serde_json::from_str(&ended.out).unwrap();
-        assert_eq!(said["abilities"].as_object().unwrap().len(), 17);
+        assert_eq!(said["abilities"].as_object().unwrap().len(), 18);
         assert_eq!(said["promises"].as_object().unwrap().len(), 12);
         assert!(said["token"].as_u64().unwrap() > 0 && said["acquire_us"].is_u64(), "{said}");
         let text = test.ran(&format!("doctor {url}")).out;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_backend::{Answer, BackendErrorKind, BootInstant, CallId, LossCause, Push};
+use lockkeeper_backend::{Answer, BackendErrorKind, BootInstant, Busy, CallId, LossCause, Push};
 use lockkeeper_core::{End, Seq};
 
 use super::event::{CallKind, Key, NotAcquired, Output, Releasing};
@@ -75,10 +75,13 @@ impl Machine {
                 }
             }
             Answer::Finished(End::TimedOut) => {
+                // A request without a limit was put off while the holders of cached holds answered (C6).
+                let is_try = request.limits.wait_until.is_none();
                 // The service keeps an end that the client did not request until a Finish names it (R3).
                 self.remove(key);
                 self.finish(seq, None);
-                out.push(Output::NotAcquired { key, why: NotAcquired::TimedOut });
+                let why = if is_try { NotAcquired::Busy(Busy::default()) } else { NotAcquired::TimedOut };
+                out.push(Output::NotAcquired { key, why });
             }
             Answer::Busy(busy) => self.refused(key, seq, NotAcquired::Busy(busy), out),
             Answer::Refused(refusal) => {

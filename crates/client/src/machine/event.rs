@@ -40,8 +40,8 @@ pub enum Event {
     Release {
         key: Key,
     },
-    /// Makes a cached hold an ordinary one, which ends with its present section (C5). Without an answer it is not
-    /// repeated: the service tells the recall again.
+    /// Makes a cached hold an ordinary one, which ends with its present section (C5). Without an answer it is
+    /// not repeated: the service tells the recall again.
     Settle {
         key: Key,
     },

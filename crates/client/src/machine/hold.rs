@@ -80,6 +80,12 @@ impl PendingAcquire {
         self.is_known_busy || !matches!(self.stage, AcquireStage::Sent { tries: 1.., .. })
     }
 
+    /// Whether the caller does not wait for a lock that isn't free. The service answers such a request within
+    /// a second, also one that it has put off (C6).
+    fn is_try(&self) -> bool {
+        self.limits.patience.is_some() && self.limits.wait_until.is_none()
+    }
+
     /// The time at which the backend counts as unreachable if it does not answer.
     fn silent_at(&self, spec: &Spec) -> BootInstant {
         let patience = spec.patience();
@@ -96,6 +102,8 @@ impl PendingAcquire {
             AcquireStage::Sent { again: Some(at), .. } => {
                 wait_until.into_iter().chain([*at, silent_at]).min()
             }
+            // A try that was put off has no limit of its own.
+            AcquireStage::Queued { .. } if self.is_try() => Some(silent_at),
             AcquireStage::Sent { again: None, .. } | AcquireStage::Queued { .. } => wait_until,
             AcquireStage::Held(hold) => hold.ends_at,
         }
@@ -137,6 +145,9 @@ impl Machine {
                     if waited =>
                 {
                     over.push((key, Some(seq), NotAcquired::TimedOut));
+                }
+                AcquireStage::Queued { seq } if silent && request.is_try() => {
+                    over.push((key, Some(seq), NotAcquired::Ambiguous));
                 }
                 AcquireStage::Sent { seq, again: Some(_), doubt, .. } if silent => {
                     let why = if doubt { NotAcquired::Ambiguous } else { NotAcquired::Unreachable };

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Callbacks, Input, RequestProgress, Session, SessionInner};
 use crate::error::{ChangeError, Lost, ReleaseError, VerifyError};
+use crate::machine::cache::{AfterSection, CachedSection};
 use crate::machine::{AcquireLimits, Key, NotAcquired, Releasing};
 use crate::observe;
 
@@ -83,6 +84,8 @@ pub(crate) struct HoldHandle {
     pub(crate) since: BootInstant,
     /// The hold is not released before this time.
     held_until: BootInstant,
+    /// The section of a cached hold. The other fields are the section's, but for `key` and `hold`.
+    section: Option<CachedSection>,
     over: bool,
 }
 
@@ -203,7 +206,19 @@ impl HoldStatus {
 impl HoldHandle {
     pub(super) fn new(session: Arc<Session>, key: Key, hold: Arc<HoldStatus>) -> Self {
         let since = session.now();
-        Self { session, key, hold, granted: Granted::default(), since, held_until: since, over: false }
+        let granted = Granted::default();
+        Self { session, key, hold, granted, since, held_until: since, section: None, over: false }
+    }
+
+    pub(super) fn of_section(
+        session: Arc<Session>,
+        section: CachedSection,
+        hold: Arc<HoldStatus>,
+        now: BootInstant,
+    ) -> Self {
+        let granted = Granted { token: Some(section.token), ..Granted::default() };
+        let (key, section) = (section.key, Some(section));
+        Self { session, key, hold, granted, since: now, held_until: now, section, over: false }
     }
 
     /// Waits until the request is granted.
@@ -220,7 +235,8 @@ impl HoldHandle {
                 RequestProgress::Refused(refusal) => {
                     on.refused.inspect(|on_refused| on_refused(&refusal));
                 }
-                RequestProgress::Granted(granted) => {
+                RequestProgress::Granted(granted, section) => {
+                    self.section = section;
                     self.since = self.now();
                     if let Some(max) = limits.max_hold {
                         self.hold.ends_at.store((self.since + max).as_nanos(), Ordering::SeqCst);
@@ -247,9 +263,18 @@ impl HoldHandle {
     /// The hold's deadline; `None` if it has none. `Err` if the hold is lost, at the latest when the deadline
     /// has passed (P5).
     pub(crate) fn valid_until(&self) -> Result<Option<BootInstant>, Lost> {
+        self.valid_until_by(|| self.now())
+    }
+
+    /// The loss, if the hold was lost at `now` or earlier.
+    pub(crate) fn loss_at(&self, now: BootInstant) -> Option<Lost> {
+        self.valid_until_by(|| now).err()
+    }
+
+    fn valid_until_by(&self, now: impl FnOnce() -> BootInstant) -> Result<Option<BootInstant>, Lost> {
         let inner = &self.session.0;
         let deadline = || if inner.has_ttl { inner.lease_deadline.load(Ordering::SeqCst) } else { u64::MAX };
-        self.hold.valid_until(deadline, || inner.clock.now(), inner.name())
+        self.hold.valid_until(deadline, now, inner.name())
     }
 
     /// Waits until [`Self::valid_until`] differs from `known`, and returns it.
@@ -320,8 +345,13 @@ impl HoldHandle {
         }))
     }
 
-    /// Releases the hold, not before its least duration, and waits for the answer.
-    pub(crate) async fn release(mut self) -> Result<(), ReleaseError> {
+    /// Releases the hold, not before its least duration, and waits for the answer. A cached hold stays for
+    /// the next section, if it may.
+    pub(crate) async fn release(mut self, now: BootInstant) -> Result<(), ReleaseError> {
+        if self.keeps(now) {
+            self.over = true;
+            return Ok(());
+        }
         let (over, is_over) = tokio::sync::oneshot::channel::<()>();
         if let Some(wait) = self.min_hold(move || drop(over)) {
             self.session.0.lease_thread.run(wait);
@@ -342,9 +372,15 @@ impl HoldHandle {
                 }
                 // The session has ended without an answer.
                 RequestProgress::NotAcquired(_) => return Err(self.unconfirmed_release()),
-                RequestProgress::Queued(_) | RequestProgress::Refused(_) | RequestProgress::Granted(_) => {}
+                RequestProgress::Queued(_) | RequestProgress::Refused(_) | RequestProgress::Granted(..) => {}
             }
         }
+    }
+
+    /// Ends the section of a cached hold; returns whether the hold stays.
+    fn keeps(&mut self, now: BootInstant) -> bool {
+        let section = self.section.take();
+        section.is_some_and(|section| self.session.0.end_section(now, &section) == AfterSection::Keep)
     }
 
     fn unconfirmed_release(&self) -> ReleaseError {
@@ -354,6 +390,8 @@ impl HoldHandle {
     /// Checks with the backend that the hold is live. One round trip.
     pub(crate) async fn verify(&self) -> Result<(), VerifyError> {
         self.valid_until()?;
+        // The service names a cached hold by its first token.
+        let token = self.section.map_or(self.granted.token, |section| Some(section.first));
         let inner = &self.session.0;
         let asked = inner.with_state(|state| {
             let seq = state.machine.seq_of(self.key)?;
@@ -369,7 +407,7 @@ impl HoldHandle {
             return Err(self.lost_now(LossCause::SessionEnded).into());
         };
         let says = match asked.await {
-            Ok(Answer::Granted(granted)) if granted.token == self.granted.token => None,
+            Ok(Answer::Granted(granted)) if granted.token == token => None,
             Ok(Answer::Granted(_)) => return Err(self.lost_now(LossCause::SessionEnded).into()),
             Ok(Answer::Revoked) => Some(Push::Revoked { seq, notice: None }),
             Ok(Answer::SessionGone) => Some(Push::Lost(LossCause::SessionEnded)),
@@ -387,6 +425,10 @@ impl HoldHandle {
     pub(crate) async fn change(&self, change: HoldChange) -> Result<(), ChangeError> {
         self.valid_until()?;
         let inner = &self.session.0;
+        if self.section.is_some() {
+            // The next section must not find another hold than the one that it asked for.
+            inner.cache().remove_key(self.key);
+        }
         let begun = inner.with_state(|state| {
             let (seq, target, done_through) = state.machine.begin_change(self.key)?;
             let (responder, answer) = Responder::to_caller();
@@ -459,7 +501,7 @@ impl Drop for UnansweredChange<'_> {
 
 impl Drop for HoldHandle {
     fn drop(&mut self) {
-        if self.over {
+        if self.over || (self.section.is_some() && self.keeps(self.now())) {
             return;
         }
         // Keeps the session open until the release.

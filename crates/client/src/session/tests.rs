@@ -100,7 +100,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
     };
     let runtime = CallRuntime::LeaseThread(inner.lease_thread.clone());
     let hold = Arc::new(HoldStatus::new(request_of_a_test(), LeaseTrouble::default()));
-    let caller = Caller { request, hold: hold.clone(), runtime };
+    let caller = Caller { request, hold: hold.clone(), runtime, caching: None, met_others: false };
     inner.with_state(|state| {
         elsewhere(vec![Input::Acquire(Key(1), caller, limits), Input::Abandon(Key(1))]);
         assert!(state.machine.is_idle(), "they are not worked off by two at once");

@@ -1,6 +1,7 @@
 //! The library as users call it, over memory and our own service.
 
 mod blocking;
+mod cached;
 mod cancel;
 mod cluster;
 mod memory;

@@ -64,8 +64,8 @@ impl Habit {
 
 type Generation = HashMap<Arc<CachedLock>, Habit, BuildHasherDefault<DefaultHasher>>;
 
-/// The habits of the locks that were acquired last. Once the young generation is full, it becomes the old one,
-/// which is forgotten; so memory is bounded without an order of the locks.
+/// The habits of the locks that were acquired last. Once the young generation is full, it becomes the old
+/// one, which is forgotten; so memory is bounded without an order of the locks.
 #[derive(Default)]
 pub(super) struct Habits {
     young: Generation,

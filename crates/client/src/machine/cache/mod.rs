@@ -1,5 +1,5 @@
-//! The cached holds of one session (C5, C7–C9): which section may begin without the lock service, what a recall
-//! means, and what is released when.
+//! The cached holds of one session (C5, C7–C9): which section may begin without the lock service, what a
+//! recall means, and what is released when.
 //!
 //! Pure, as the [`Machine`](super::Machine) beside it: no clock, no I/O, no randomness. The machine knows a
 //! cached hold as any other; this decides what happens with it between its sections. `H` is what the driver
@@ -46,7 +46,7 @@ pub struct CachedLock {
 
 /// A section that has begun with a cached hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Section {
+pub struct CachedSection {
     /// The hold's request.
     pub key: Key,
     /// The section's own token.
@@ -185,8 +185,9 @@ impl<H> Cache<H> {
         self.change_habit(lock, Habit::met_others);
     }
 
-    /// The acquire `key` was granted without meeting others. If its hold is a cached one, its first section has
-    /// begun, with the first token. Also returns the hold that has to be released because there are too many.
+    /// The acquire `key` was granted without meeting others. If its hold is a cached one, its first section
+    /// has begun, with the first token. Also returns the hold that has to be released because there are too
+    /// many.
     pub fn granted(
         &mut self,
         now: BootInstant,
@@ -195,7 +196,7 @@ impl<H> Cache<H> {
         grant: &Granted,
         cache_for: Duration,
         driver: H,
-    ) -> (Option<Section>, Option<Key>) {
+    ) -> (Option<CachedSection>, Option<Key>) {
         self.change_habit(lock, Habit::met_nobody);
         let Some(first) = grant.token.filter(|_| grant.spare_tokens > 0 && !self.stopped) else {
             return (None, None);
@@ -233,7 +234,7 @@ impl<H> Cache<H> {
         self.by_lock.insert(lock.clone(), slot);
         self.by_key.insert(key, slot);
         self.looks.insert((look_at, slot));
-        (Some(Section { key, token: first, first, slot }), too_many)
+        (Some(CachedSection { key, token: first, first, slot }), too_many)
     }
 
     /// Begins a section with a cached hold, if there is one that it may use (C7). The lease must be valid for
@@ -243,7 +244,7 @@ impl<H> Cache<H> {
         now: BootInstant,
         lock: &CachedLock,
         min_validity: Duration,
-    ) -> Option<(Section, &H)> {
+    ) -> Option<(CachedSection, &H)> {
         let until = self.lease_until?;
         if !self.attached || now >= until || until - now < min_validity {
             return None;
@@ -256,11 +257,11 @@ impl<H> Cache<H> {
         let token = Token::new(hold.first.get() + u64::from(hold.used))?;
         hold.used += 1;
         hold.in_use = true;
-        Some((Section { key: hold.key, token, first: hold.first, slot }, &hold.driver))
+        Some((CachedSection { key: hold.key, token, first: hold.first, slot }, &hold.driver))
     }
 
     /// Ends a section. On [`AfterSection::Release`] the hold has left the cache.
-    pub fn end(&mut self, now: BootInstant, section: &Section) -> AfterSection {
+    pub fn end(&mut self, now: BootInstant, section: &CachedSection) -> AfterSection {
         let Some(Some(hold)) = self.holds.get_mut(section.slot as usize) else {
             return AfterSection::Release;
         };

@@ -32,12 +32,18 @@ fn cache() -> Cache<()> {
 }
 
 /// Caches a hold of `lock`; returns its first section.
-fn cached(cache: &mut Cache<()>, now: BootInstant, key: u64, lock: &Arc<CachedLock>, spare: u32) -> Section {
+fn cached(
+    cache: &mut Cache<()>,
+    now: BootInstant,
+    key: u64,
+    lock: &Arc<CachedLock>,
+    spare: u32,
+) -> CachedSection {
     let first = grant(1 + 10_000 * key, spare);
     cache.granted(now, Key(key), lock, &first, CACHE_FOR, ()).0.expect("it is cached")
 }
 
-fn begin(cache: &mut Cache<()>, now: BootInstant, lock: &CachedLock) -> Option<Section> {
+fn begin(cache: &mut Cache<()>, now: BootInstant, lock: &CachedLock) -> Option<CachedSection> {
     cache.begin(now, lock, Duration::ZERO).map(|(section, ())| section)
 }
 
@@ -126,7 +132,7 @@ fn acquire(
     now: BootInstant,
     key: u64,
     lock: &Arc<CachedLock>,
-) -> (u32, Option<Section>) {
+) -> (u32, Option<CachedSection>) {
     let spare = cache.spare_tokens(now, lock);
     let (section, _) = cache.granted(now, Key(key), lock, &grant(key * 10_000, spare), CACHE_FOR, ());
     (spare, section)

@@ -390,6 +390,40 @@ fn a_recall_that_overtakes_its_grant_is_told_with_the_grant() {
     assert!(matches!(out[..], [Output::Granted { .. }, Output::Recalled { key: KEY }]), "{out:?}");
 }
 
+fn try_limits() -> AcquireLimits {
+    AcquireLimits { patience: Some(Duration::from_secs(10)), ..limits() }
+}
+
+#[test]
+fn a_try_that_was_put_off_and_timed_out_is_busy() {
+    let mut state = open();
+    let out = acquire(&mut state, 100, try_limits());
+    let [Output::Call { call, kind: CallKind::Acquire { seq, .. }, .. }] = out[..] else { panic!("{out:?}") };
+    let _ = step(&mut state, 100, Event::Pushed(Push::Queued { seq, position: 0 }));
+    let out = step(&mut state, 101, Event::Answered { call, answer: Answer::Finished(End::TimedOut) });
+    assert!(
+        out.iter().any(|it| matches!(it, Output::NotAcquired { key: KEY, why: NotAcquired::Busy(_) })),
+        "{out:?}"
+    );
+}
+
+#[test]
+fn a_try_that_was_put_off_is_given_up_without_an_answer() {
+    let mut state = open();
+    let out = acquire(&mut state, 100, try_limits());
+    let [Output::Call { kind: CallKind::Acquire { seq, .. }, .. }] = out[..] else { panic!("{out:?}") };
+    let _ = step(&mut state, 100, Event::Pushed(Push::Queued { seq, position: 0 }));
+    let mut now = 100;
+    let mut out = Vec::new();
+    while now < 110 && out.is_empty() {
+        now = (now + 1).min(110);
+        out = step(&mut state, now, Event::Wake);
+        out.retain(|it| matches!(it, Output::NotAcquired { .. }));
+    }
+    assert!(matches!(out[..], [Output::NotAcquired { key: KEY, why: NotAcquired::Ambiguous }]), "{out:?}");
+    assert_eq!(now, 110);
+}
+
 #[test]
 fn a_settle_without_an_answer_is_sent_again_with_the_next_recall() {
     let mut state = held();

@@ -13,6 +13,8 @@ struct Line {
     carrier: Carrier<u32>,
     key: SessionKey,
     stream: StreamId,
+    /// The pushes on streams, apart from the other outputs.
+    streams: Vec<Push>,
 }
 
 const SECRET: Secret = Secret([7; 16]);
@@ -25,7 +27,7 @@ impl Line {
         let mut out = Vec::new();
         carrier.submit(at(100), key, Call::Open { fresh: true }, 0, &mut out);
         let stream = carrier.begin_stream(at(100));
-        let mut line = Self { carrier, key, stream };
+        let mut line = Self { carrier, key, stream, streams: Vec::new() };
         assert!(matches!(line.sent()[..], [client_item::What::Open(_)]));
         line
     }
@@ -48,7 +50,19 @@ impl Line {
         let mut out = Vec::new();
         let item = v1::ServerItem { session: ID, seq, what: Some(what) };
         self.carrier.received(at(secs), self.stream, vec![item], &mut out);
-        out
+        self.without_streams(out)
+    }
+
+    fn without_streams(&mut self, out: Out) -> Out {
+        let (streams, rest) = out.into_iter().partition(|output| {
+            matches!(output, CarrierOutput::Push(_, Push::Attached | Push::Detached { .. }))
+        });
+        let streams: Out = streams;
+        self.streams.extend(streams.into_iter().filter_map(|output| match output {
+            CarrierOutput::Push(_, push) => Some(push),
+            _ => None,
+        }));
+        rest
     }
 
     fn sent(&mut self) -> Vec<client_item::What> {
@@ -59,13 +73,13 @@ impl Line {
     fn wake(&mut self, secs: u64) -> Out {
         let mut out = Vec::new();
         self.carrier.wake(at(secs), &mut out);
-        out
+        self.without_streams(out)
     }
 
     fn cut(&mut self, secs: u64) -> Out {
         let mut out = Vec::new();
         self.carrier.stream_lost(at(secs), self.stream, &mut out);
-        out
+        self.without_streams(out)
     }
 
     fn reconnect(&mut self, secs: u64) {
@@ -315,13 +329,22 @@ fn an_invalid_item_ends_the_stream_and_loses_no_call() {
 }
 
 #[test]
-fn the_end_of_a_stream_is_pushed_to_sessions_with_linger_unless_announced() {
-    let lingers = Spec { linger: Duration::from_secs(1), ..spec() };
-    let mut line = Line::open(lingers);
+fn attaches_and_ends_of_streams_are_pushed_and_whether_an_end_was_announced() {
+    let mut line = Line::open(spec());
+    assert!(line.cut(105).is_empty());
+    line.reconnect(106);
+    let told = v1::Attached { attach: 2, recalled: vec![9], ..v1::Attached::default() };
+    let out = line.hears(107, 0, What::Attached(told));
+    assert!(matches!(out[..], [CarrierOutput::Push(_, Push::Recalled { seq: Seq(9) })]), "{out:?}");
     assert!(
-        matches!(line.cut(105)[..], [CarrierOutput::Push(_, Push::Detached { at: t, announced: false })] if t == at(105))
+        matches!(
+            line.streams[..],
+            [Push::Attached, Push::Detached { at: ended, announced: false }, Push::Attached] if ended == at(105)
+        ),
+        "{:?}",
+        line.streams
     );
-    let mut line = Line::open(lingers);
+    let mut line = Line::open(spec());
     let end = v1::StreamEnd {
         reason: StreamEndReason::NotLeader.into(),
         leader: "b:1".into(),
@@ -333,6 +356,11 @@ fn the_end_of_a_stream_is_pushed_to_sessions_with_linger_unless_announced() {
         panic!("{out:?}")
     };
     assert_eq!(leader.as_deref(), Some("b:1"));
+    assert!(
+        matches!(line.streams[..], [Push::Attached, Push::Detached { announced: true, .. }]),
+        "{:?}",
+        line.streams
+    );
 }
 
 /// An unreachable leader is detected a sixth of the ttl after its first late answer, long before the next
