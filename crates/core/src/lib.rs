@@ -16,6 +16,7 @@
 //! - `table/acquire.rs`, `table/grant.rs`, `table/pass.rs`: which requests may be granted
 //! - `table/end.rs`, `table/sessions.rs`, `table/breaks.rs`: how a hold ends
 //! - `table/caching.rs`: cached holds, their recall, and the requests that their answers decide
+//! - `table/deadlock.rs`, `cycle.rs`: waits that would never end, and their description
 //! - `table/session.rs`: the answers that a session keeps, which make a retry harmless (P7)
 //! - `table/names.rs`, `table/crowd.rs`: a name, its ancestors and its descendants
 //! - `table/work.rs`, `table/costs.rs`, `limits.rs`: the bounds on the work of a command and on its size, and
@@ -36,6 +37,7 @@
 //! - Names arrive parsed, durations as milliseconds, tokens as non-zero integers below 2^53.
 
 pub mod command;
+pub mod cycle;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod invariants;
@@ -48,6 +50,7 @@ pub mod types;
 pub mod validate;
 
 pub use command::{Acquire, Break, Command, IfBusy, OpenSession};
+pub use cycle::{Cycle, CycleRequest};
 pub use name::{LockName, NameError};
 pub use reply::{Effect, Effects, End, Grant, PermitGrant, Rejection, Reply};
 pub use snapshot::{Caching, Snapshot};

@@ -78,6 +78,11 @@ pub const TRY_WAIT_MS: u64 = 1_000;
 pub const CACHED_BELOW_MAX: usize = 1_024;
 /// Maximum number of tokens that a request declares as held by its caller (K1).
 pub const HOLDING_MAX: usize = 16;
+/// Maximum number of requests visited to find a deadlock (K2). It bounds the work of an acquire, and is
+/// enough for a cycle of more than 100 waits.
+pub const DEADLOCK_STEPS_MAX: usize = 256;
+/// Maximum number of requests in the description of a deadlock: some 16 waits, with a hold of each.
+pub const DEADLOCK_LISTED_MAX: usize = 33;
 /// Maximum length of a hold's value in bytes.
 pub const VALUE_BYTES_MAX: usize = 4096;
 /// Maximum length of a request's `meta` in bytes.

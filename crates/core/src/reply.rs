@@ -1,5 +1,6 @@
 //! Replies to commands, and their effects on other requests and sessions.
 
+use crate::cycle::Cycle;
 use crate::limits;
 use crate::name::LockName;
 use crate::types::{Seq, SessionId, Slot, Token};
@@ -326,6 +327,13 @@ pub enum Rejection {
     TooManyWaiters {
         /// The first such name in byte order.
         name: LockName,
+    },
+    /// The wait would never end: what blocks the request waits, in the end, for a hold that the caller of this
+    /// request keeps (K2).
+    #[error("{cycle}")]
+    Deadlock {
+        /// The requests in the cycle; empty for a retry.
+        cycle: Cycle,
     },
     /// The session has [`limits::KEPT_ANSWERS_MAX`] kept answers. This refusal is not kept itself (R6).
     #[error(

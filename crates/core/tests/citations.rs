@@ -35,7 +35,7 @@ fn is_citation(word: &str) -> bool {
             letter.len() == 1 && letter.as_bytes()[0].is_ascii_lowercase()
         }
         Some(_) => false,
-        None => word.is_char_boundary(1) && "NQGLSRWDBCTVMEOFP".contains(&word[..1]) && digits(&word[1..]),
+        None => word.is_char_boundary(1) && "NQGLSRWDBCKTVMEOFP".contains(&word[..1]) && digits(&word[1..]),
     }
 }
 
@@ -127,6 +127,7 @@ fn the_rule_book_has_every_rule_once() {
         ("D", 4),
         ("B", 4),
         ("C", 9),
+        ("K", 2),
         ("T", 3),
         ("V", 1),
         ("M", 2),
@@ -142,7 +143,7 @@ fn the_rule_book_has_every_rule_once() {
     let mut found = labels(&page);
     found.sort();
     assert_eq!(found, expected);
-    assert!(page.lines().count() <= 260, "the rule book has grown beyond 260 lines");
+    assert!(page.lines().count() <= 270, "the rule book has grown beyond 270 lines");
 }
 
 #[test]

@@ -124,6 +124,13 @@ proptest! {
         let verdict = play(pair, random_steps::openings().chain(steps));
         prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
     }
+
+    /// As the property above, with waits that declare holds: those that would close a cycle are refused (K2).
+    #[test]
+    fn table_and_oracle_agree_on_deadlocks(steps in vec(random_steps::declaring_step(), 20..90)) {
+        let verdict = play(Pair::new(), random_steps::openings().chain(steps));
+        prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
+    }
 }
 
 proptest! {
@@ -155,7 +162,14 @@ proptest! {
     fn backlog_drains_and_invariants_hold(
         work_max in 1_usize..4,
         permit_waiters_passed_max in prop::sample::select([0, 1, 2, 1_024].as_slice()),
-        steps in vec(prop_oneof![random_steps::crowding_step(), random_steps::permit_step()], 20..120),
+        steps in vec(
+            prop_oneof![
+                random_steps::crowding_step(),
+                random_steps::permit_step(),
+                random_steps::declaring_step(),
+            ],
+            20..120,
+        ),
     ) {
         let steps = random_steps::openings().chain(steps);
         let verdict = play_with_little_work(work_max, permit_waiters_passed_max, steps);

@@ -11,6 +11,7 @@ use unsigned_varint::{decode, encode};
 
 use super::view::{PhaseView, RequestView};
 use super::{Caching, KeptAnswer, Phase, RequestState, SessionState};
+use crate::cycle::Cycle;
 use crate::name::LockName;
 use crate::reply::{End, Rejection, Reply};
 use crate::table::SnapshotError;
@@ -184,6 +185,7 @@ impl<'a> ItemWriter<'a> {
             R::SpareTokens { asked } => (15, u64::from(*asked)),
             R::NotCacheable => (16, 0),
             R::HoldingCount { count } => (17, *count as u64),
+            R::Deadlock { .. } => (18, 0),
             other => unreachable!("{other:?} is not an answer that a session keeps"),
         };
         self.u8(tag);
@@ -414,7 +416,7 @@ impl<'a> ItemReader<'a> {
     fn rejection(&mut self) -> Read<Rejection> {
         use Rejection as R;
         let (tag, number) = (self.u8()?, self.number()?);
-        if matches!(tag, 1 | 7 | 10..=14 | 16) && number != 0 {
+        if matches!(tag, 1 | 7 | 10..=14 | 16 | 18) && number != 0 {
             return Err(SnapshotError(format!("rejection {tag} has no number, here it has {number}")));
         }
         Ok(match tag {
@@ -436,6 +438,7 @@ impl<'a> ItemReader<'a> {
             15 => R::SpareTokens { asked: narrow(number)? },
             16 => R::NotCacheable,
             17 => R::HoldingCount { count: narrow(number)? },
+            18 => R::Deadlock { cycle: Cycle::default() },
             other => return Err(SnapshotError(format!("{other} is not a rejection"))),
         })
     }

@@ -1,10 +1,12 @@
 //! Acquire, and changes of a hold's value and mode (R5–R7, N1, G2, G3, L2–L4).
 
+use super::deadlock::Newcomer;
 use super::names::NodeId;
 use super::request::{Extras, Few, Owner, RequestEntry, RequestId, RequestStage, base_bytes};
 use super::work::Budget;
 use super::{Table, tell_ends, tell_recalls};
 use crate::command::{Acquire, IfBusy};
+use crate::cycle::Cycle;
 use crate::limits;
 use crate::name::LockName;
 use crate::reply::{Effects, End, Rejection, Reply};
@@ -58,7 +60,7 @@ impl Table {
     /// Keeps a reply that ends the request at once, under the request's own seq (R3). The holder and the
     /// queue length of `Busy` are left out: they are informational, and the holder may differ between
     /// replicas, since the search for it visits a bounded number of names in an order that differs between
-    /// replicas (M2).
+    /// replicas (M2). The cycle of a deadlock is left out because it is long.
     pub(super) fn keep_own(
         &mut self,
         id: SessionId,
@@ -68,6 +70,9 @@ impl Table {
     ) -> Reply {
         let kept = match &reply {
             Reply::Busy { .. } => Reply::Busy { holder: None, queued_ahead: 0 },
+            Reply::Refused(Rejection::Deadlock { .. }) => {
+                Reply::Refused(Rejection::Deadlock { cycle: Cycle::default() })
+            }
             reply => reply.clone(),
         };
         if let Some(mut session) = self.sessions.get_mut(id) {
@@ -124,10 +129,16 @@ impl Table {
         };
         let is_put_off = !free && wait.is_none() && self.is_blocked_by_cached_only(&wanted);
         let at_most_ms = if is_put_off { Some(limits::TRY_WAIT_MS) } else { wait.flatten() };
+        // What the caller holds matters only while it waits.
+        let holding = if free { Box::default() } else { self.declared_by(acquire.holding, kind, at_most_ms) };
         let refusal = match (free, wait) {
             (true, _) => None,
             (false, None) if !is_put_off => Some(self.busy(&wanted)),
-            (false, _) => self.full_queue(nodes.as_slice()),
+            (false, _) => self.full_queue(nodes.as_slice()).or_else(|| {
+                let (session, holding, names) = (acquire.session, &*holding, &*names);
+                let cycle = self.deadlock(&Newcomer { wanted, names, session, account, holding })?;
+                Some(Reply::Refused(Rejection::Deadlock { cycle }))
+            }),
         };
         if let Some(refusal) = refusal {
             nodes.as_slice().iter().for_each(|&node| self.names.forget_if_idle(node));
@@ -135,8 +146,6 @@ impl Table {
         }
 
         let ticket = self.next_ticket();
-        // What the caller holds matters only while it waits.
-        let holding = if free { Box::default() } else { acquire.holding };
         let has_extras = !acquire.value.is_empty() || !acquire.meta.is_empty() || !holding.is_empty();
         let extras = has_extras.then(|| {
             Box::new(Extras { value: acquire.value, meta: acquire.meta, holding, ..Extras::default() })

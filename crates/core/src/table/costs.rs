@@ -30,6 +30,8 @@ impl Command {
         /// The most entries visited to find a queue position, a conflicting holder and live tokens.
         const VISITS: usize = Class::ALL.len() * limits::POSITION_VISITS_MAX
             + 4 * (limits::HOLDER_VISITS_MAX + limits::LIVE_TOKENS_MAX);
+        /// A step of the search for a deadlock visits one name of a request with its prefixes (K2).
+        const DEADLOCK: usize = limits::DEADLOCK_STEPS_MAX * limits::NAME_SEGMENTS_MAX * 4;
         let segments = match self {
             Self::OpenSession(_)
             | Self::RaiseTokens { .. }
@@ -48,7 +50,8 @@ impl Command {
             | Self::ExpireSession { .. }
             | Self::Resume => limits::NAMES_PER_REQUEST_MAX * limits::NAME_SEGMENTS_MAX,
         };
-        (PER_SEGMENT * (segments + 3 * work_max) + VISITS) as u64
+        let deadlock = if matches!(self, Self::Acquire(it) if !it.holding.is_empty()) { DEADLOCK } else { 0 };
+        (PER_SEGMENT * (segments + 3 * work_max) + VISITS + deadlock) as u64
     }
 
     /// The names that the command contains.

@@ -338,7 +338,8 @@ impl Table {
         let closed: Vec<_> = self.closed.keys().copied().collect();
         let (bytes, cached) = (self.bytes(), self.cached.counts());
         let counts = (self.closing, self.stored_limits, self.by_secret.len(), bytes, cached);
-        (nodes, live, revoked, closed, counts)
+        let declared: Vec<_> = self.declared.keys().copied().collect();
+        (nodes, live, revoked, closed, counts, declared)
     }
 
     /// Current state of a live request: queued, granted or revoked (P7-a).

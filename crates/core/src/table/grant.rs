@@ -102,11 +102,13 @@ impl Table {
             self.names.here_mut(node).add_waiter(id, &self.requests);
             self.names.wait_above(node, ticket, id, shared);
         }
+        self.declare(id);
     }
 
     /// Removes a request from the queue of each of its names.
     pub(super) fn unqueue(&mut self, id: RequestId) {
         self.set_caching(id, Caching::None);
+        self.declare_no_more(id);
         let request = &self.requests[id as usize];
         let (ticket, shared) = (request.ticket, request.kind == ModeKind::Shared);
         let nodes = request.nodes.clone();

@@ -2,7 +2,7 @@
 //!
 //! `apply` dispatches a command and then runs the grant pass (G1). The rules are in one module per concept:
 //! `sessions`, `acquire`, `grant`, `end`, `breaks`,
-//! `caching`, `admin`. `pass` is the grant pass, and `work` bounds the
+//! `caching`, `deadlock`, `admin`. `pass` is the grant pass, and `work` bounds the
 //! work of a command.
 
 mod acquire;
@@ -13,6 +13,7 @@ mod caching;
 mod copy_on_write;
 mod costs;
 mod crowd;
+mod deadlock;
 mod describe;
 mod end;
 mod grant;
@@ -46,6 +47,7 @@ use crate::limits;
 use crate::reply::{Effect, Effects, Reply};
 use crate::types::{SessionId, Ticket, Token, WallTime};
 use caching::CachedNames;
+use deadlock::Declared;
 use names::{Names, NodeId};
 use request::RequestId;
 use requests::Requests;
@@ -71,6 +73,7 @@ pub struct Table {
     revoked: BTreeMap<Token, RequestId>,
     closed: BTreeMap<Token, RequestId>,
     cached: CachedNames,
+    declared: Declared,
     /// What is left of the current command's bound on the requests that it ends because they were put off
     /// (C6).
     tries_left: Budget,
@@ -119,6 +122,7 @@ impl Table {
             revoked: BTreeMap::new(),
             closed: BTreeMap::new(),
             cached: CachedNames::default(),
+            declared: Declared::new(),
             tries_left: Budget::new(0),
             closing: 0,
             stored_limits: 0,

@@ -291,10 +291,12 @@ impl Table {
             }
             Caching::Try => is_waiting,
         };
+        let is_declaring =
+            matches!(state.phase, Phase::Waiting { at_most_ms: None }) && state.mode != ModeKind::Permit;
         let is_plain = state.caching == Caching::None && state.spare_tokens == 0 && state.holding.is_empty();
         if !fits
             || (is_waiting && state.spare_tokens > 0)
-            || (!is_waiting && !state.holding.is_empty())
+            || (!is_declaring && !state.holding.is_empty())
             || (!is_plain && self.rules < limits::RULES_WITH_CACHED_HOLDS)
         {
             return refuse(format!("request with ticket {} is cached although it can't be", state.ticket.0));

@@ -8,6 +8,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part of the oracle")]
 
 mod caching;
+pub(crate) mod deadlock;
 pub(crate) mod pair;
 mod queries;
 mod requests;
@@ -26,6 +27,8 @@ pub(crate) struct Oracle {
     state: Snapshot,
     /// The one bound of M2 that decides who may be granted: see `permits_are_out`.
     pub(crate) permit_waiters_passed_max: usize,
+    /// The request that the last command would have queued, and that was refused as a deadlock (K2).
+    pub(crate) refused: Option<RequestState>,
 }
 
 /// The status of a token at a name (B4), in the oracle's own type.
@@ -74,7 +77,8 @@ impl Oracle {
     }
 
     pub(crate) fn from_snapshot(snapshot: &Snapshot) -> Self {
-        Self { state: snapshot.clone(), permit_waiters_passed_max: limits::PERMIT_WAITERS_PASSED_MAX }
+        let permit_waiters_passed_max = limits::PERMIT_WAITERS_PASSED_MAX;
+        Self { state: snapshot.clone(), permit_waiters_passed_max, refused: None }
     }
 
     /// E2: the complete state in canonical order.
@@ -93,6 +97,7 @@ impl Oracle {
 
     pub(crate) fn apply(&mut self, command: Command, out: &mut Effects) -> Reply {
         let mut reported = ReportedEffects::default();
+        self.refused = None;
         let reply = self.run(command, &mut reported);
         self.c6_judge_anew(&mut reported);
         self.g1_one_pass_of_grants(&mut reported);

@@ -3,9 +3,11 @@
 //! Reports the first difference in full, and checks the invariants after every command. This module contains
 //! no rule.
 
-use lockkeeper_core::{Command, Effects, LockName, Page, Reply, Snapshot, Table, TokenStatus, invariants};
+use lockkeeper_core::{
+    Command, Cycle, Effects, LockName, Page, Rejection, Reply, Snapshot, Table, TokenStatus, invariants,
+};
 
-use super::{Checked, Oracle, queries};
+use super::{Checked, Oracle, deadlock, queries};
 
 /// An arbitrary hash seed. [`Pair::restart`] changes the seed, since no result may depend on it.
 const SEED: u64 = 0x5eed;
@@ -59,7 +61,19 @@ impl Pair {
         let expected_reply = self.oracle.apply(command.clone(), &mut expected);
         let after = self.table.snapshot();
         let expected_after = self.oracle.snapshot();
-        if reply != expected_reply || effects != expected || after != *expected_after {
+        // K2: any cycle will do.
+        let mut comparable = reply.clone();
+        if let Reply::Refused(Rejection::Deadlock { cycle }) = &mut comparable {
+            let cycle = std::mem::take(cycle);
+            let is_right = match &self.oracle.refused {
+                Some(refused) => deadlock::is_cycle(&self.now, refused, &cycle),
+                None => cycle == Cycle::default(),
+            };
+            if !is_right {
+                return Err(format!("K2: {command:?} was refused with {cycle:?} in {:?}", self.now));
+            }
+        }
+        if comparable != expected_reply || effects != expected || after != *expected_after {
             return Err(format!(
                 "table and oracle differ at {command:?}\n\
                  table:  {reply:?} {effects:?}\noracle: {expected_reply:?} {expected:?}\n\

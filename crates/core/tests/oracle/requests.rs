@@ -3,8 +3,8 @@
 use lockkeeper_core::limits;
 use lockkeeper_core::snapshot::{Caching, LimitState, Phase, RequestState};
 use lockkeeper_core::{
-    Acquire, Effect, Fingerprint, Grant, IfBusy, LockName, Mode, ModeKind, PermitGrant, Rejection, Reply,
-    Seq, SessionId, Slot, Ticket, Token,
+    Acquire, Cycle, Effect, Fingerprint, Grant, IfBusy, LockName, Mode, ModeKind, PermitGrant, Rejection,
+    Reply, Seq, SessionId, Slot, Ticket, Token,
 };
 
 use super::{Oracle, ReportedEffects, token_of};
@@ -136,6 +136,11 @@ impl Oracle {
         }
         if let Some(name) = self.m1_full_queue(&request) {
             return Reply::Refused(Rejection::TooManyWaiters { name });
+        }
+        request.holding = self.k1_declared(&request);
+        if self.k2_closes_a_cycle(&request) {
+            self.refused = Some(request);
+            return Reply::Refused(Rejection::Deadlock { cycle: Cycle::default() });
         }
         self.enter(request.clone(), implied);
         self.c4_recall(request.ticket, reported);
@@ -333,7 +338,7 @@ impl Oracle {
         } else {
             request.caching = Caching::None;
         }
-        request.holding = Box::default(); // K1
+        request.holding = Box::default();
         self.state.requests[at].phase = Phase::Held { token, slots };
         self.state.requests[at].since = self.state.clock; // E3
         let request = &self.state.requests[at];

@@ -324,6 +324,34 @@ pub(crate) fn permit_step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// As [`crowding_step`], mostly with waits without limit that declare holds, of sessions of two identities.
+pub(crate) fn declaring_step() -> impl Strategy<Value = Step> {
+    let waits = (0..4u8, asked(), 0..4_usize, any::<bool>()).prop_map(|(session, asked, holding, shared)| {
+        let by = By { session, seq: SeqPick::Next, done: DonePick::Behind(0) };
+        let mode = match (asked.mode, shared) {
+            (Mode::Permit { .. }, _) => Mode::Permit { of: Some(2) },
+            (_, true) => Mode::Shared,
+            (_, false) => Mode::Exclusive,
+        };
+        let (keep_closed_ms, value_bytes, meta_bytes) = (0, 0, 0);
+        let spare_tokens = if mode == Mode::Exclusive { asked.spare_tokens % 3 } else { 0 };
+        let subtree = asked.subtree && mode.kind() != ModeKind::Permit;
+        let plain = Asked { mode, subtree, keep_closed_ms, value_bytes, meta_bytes, spare_tokens, ..asked };
+        Step::Acquire { by, asked: Asked { if_busy: IfBusy::WAIT, holding, ..plain } }
+    });
+    prop_oneof![
+        10 => waits,
+        4 => crowding_step(),
+        1 => (0..4u8, 0..2usize).prop_map(|(secret, identity)| Step::Open {
+            secret,
+            identity,
+            lock_delay_ms: 4000,
+            fault: u8::MAX,
+        }),
+        1 => (0..4u8, any::<bool>()).prop_map(|(session, expire)| Step::End { session, expire }),
+    ]
+}
+
 /// The steps that open three sessions for [`crowding_step`].
 pub(crate) fn openings() -> impl Iterator<Item = Step> {
     (0..3).map(|secret| Step::Open { secret, identity: 0, lock_delay_ms: 0, fault: u8::MAX })
@@ -440,7 +468,7 @@ pub(crate) fn command(step: Step, now: &Snapshot, history: &[Command]) -> Option
             let (session, seq, done_through) = numbers(&by, now);
             let mut command = acquire(session, seq, done_through, &asked);
             if let Command::Acquire(it) = &mut command {
-                let picks = (0..asked.holding).map(|pick| TokenPick::Live(pick as u8));
+                let picks = (0..asked.holding).map(|pick| TokenPick::Live(pick as u8 * 3 + by.session));
                 it.holding = picks.map(|pick| legal_token(pick, now)).collect();
             }
             command
