@@ -206,6 +206,7 @@ fn acquire(error: &AcquireError) -> ErrorShown {
         AcquireError::Busy(busy) => ErrorShown::new("Busy", error)
             .with("holder", busy.holder.as_deref())
             .with("queued_ahead", busy.queued_ahead),
+        AcquireError::Deadlock { .. } => ErrorShown::new("Deadlock", error),
         AcquireError::TimedOut { waited, why } => waiting("AcquireTimeout", waited, why),
         AcquireError::Unreachable { waited, why } => waiting("Unreachable", waited, why),
         AcquireError::Ambiguous { waited, why } => waiting("Ambiguous", waited, why),

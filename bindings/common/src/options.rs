@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::{Kind, Lock, Wait};
+use lockkeeper::{Kind, Lock, Token, Wait};
 
 /// The options of a lock that were given; each that is `None` or false has the library's default.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +21,8 @@ pub struct LockOptions {
     pub grace: Option<Duration>,
     pub value: Option<Vec<u8>>,
     pub meta: Vec<(String, String)>,
+    /// Of holds that the caller keeps until the acquire has ended.
+    pub holding: Vec<Token>,
 }
 
 impl LockOptions {
@@ -59,6 +61,6 @@ impl LockOptions {
         for (key, value) in &self.meta {
             lock = lock.meta(key, value);
         }
-        lock
+        self.holding.iter().fold(lock, |lock, &token| lock.holding_token(token))
     }
 }

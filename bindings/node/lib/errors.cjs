@@ -40,6 +40,7 @@ define("LimitReached", "LIMIT_REACHED", classes.BackendError);
 define("Unreachable", "UNREACHABLE", classes.BackendError);
 define("AcquireError", "ACQUIRE");
 define("Busy", "BUSY", classes.AcquireError);
+define("Deadlock", "DEADLOCK", classes.AcquireError);
 define("AcquireTimeout", "TIMED_OUT", classes.AcquireError);
 define("Ambiguous", "AMBIGUOUS", classes.AcquireError);
 define("ReleaseNotConfirmed", "RELEASE_NOT_CONFIRMED");

@@ -10,7 +10,7 @@ const { checkNames, described: _described, native: _native, ...errors } = requir
 const { FencedGuard, Guard, bytes, partition, run } = require("./guard.cjs");
 
 const TIMES = ["ttl", "maxHold", "minHold", "keepClosed", "lockDelay", "linger", "minValidity", "grace"];
-const OPTIONS = [...TIMES, "renew", "wait", "maxWaiters", "subtree", "value", "meta"];
+const OPTIONS = [...TIMES, "renew", "wait", "maxWaiters", "subtree", "value", "meta", "holding"];
 
 /** The options of a lock, as the native module takes them. */
 function lockOptions(options = {}) {
@@ -23,6 +23,10 @@ function lockOptions(options = {}) {
   const { maxWaiters = 0 } = options;
   if (!Number.isInteger(maxWaiters) || maxWaiters < 0 || maxWaiters >= 2 ** 32) {
     throw invalid("maxWaiters", maxWaiters, "give a number of requests, 0 to 4294967295");
+  }
+  const { holding = [] } = options;
+  if (!Array.isArray(holding) || !holding.every((token) => Number.isSafeInteger(token) && token > 0)) {
+    throw invalid("holding", holding, "give an array of the tokens of guards");
   }
   return options.value === undefined ? options : { ...options, value: bytes(options.value) };
 }

@@ -67,6 +67,8 @@ export interface LockOptions {
   wait?: boolean | number;
   /** Wait only if fewer requests than this wait for each of the names; else `Busy` at once. */
   maxWaiters?: number;
+  /** Tokens of holds that are kept until the acquire has ended; `Deadlock` if it would wait for one of them. */
+  holding?: readonly number[];
   /** Lock everything below the name too. */
   subtree?: boolean;
   /** The longest hold: it is lost then. */
@@ -384,6 +386,9 @@ export class Busy extends AcquireError {
   readonly holder: string | null;
   readonly queuedAhead: number;
 }
+
+/** The wait would never end: who is in its way waits for a hold in `holding`. The message names the cycle. */
+export class Deadlock extends AcquireError {}
 
 /** The lock did not become free in time. */
 export class AcquireTimeout extends AcquireError {

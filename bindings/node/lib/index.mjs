@@ -8,6 +8,7 @@ export const {
   Busy,
   ConditionFailed,
   ConnectError,
+  Deadlock,
   Denied,
   DoneTwice,
   EffectFailed,

@@ -28,6 +28,7 @@ pub struct OptionsOf {
     pub grace: Option<f64>,
     pub value: Option<Uint8Array>,
     pub meta: Option<HashMap<String, String>>,
+    pub holding: Option<Vec<f64>>,
 }
 
 /// A time in milliseconds.
@@ -93,6 +94,7 @@ impl OptionsOf {
             grace: time("grace", self.grace)?,
             value: self.value.map(|value| value.to_vec()),
             meta,
+            holding: self.holding.unwrap_or_default().into_iter().map(token_of).collect::<Result<_, _>>()?,
         })
     }
 }

@@ -56,6 +56,17 @@ for (const [service, url] of services) {
   });
 }
 
+test("a wait for a lock that its caller holds is a deadlock", async () => {
+  const locks = (await connect(own)).fenced();
+  const name = unique();
+  const guard = await locks.mutex(name).acquire();
+  const again = locks.mutex(name, { holding: [guard.token] });
+  await assert.rejects(again.acquire(), { name: "Deadlock", code: "DEADLOCK", message: /caller of this request holds/ });
+  for (const holding of [[0], ["3"], 7, guard]) assert.throws(() => locks.mutex(name, { holding }).acquire(), { name: "InvalidOption" });
+  await guard.release();
+  await locks.close();
+});
+
 test("a lock that is held is not acquired", async () => {
   const locks = await connect(own, { label: "the holder" });
   const name = unique();

@@ -38,6 +38,8 @@ pub(crate) struct Options {
     grace: Option<f64>,
     #[pyo3(default)]
     value: Option<Vec<u8>>,
+    #[pyo3(default)]
+    holding: Option<Vec<u64>>,
     meta: Vec<(String, String)>,
 }
 
@@ -101,6 +103,7 @@ impl Options {
             grace: time("grace", self.grace)?,
             value: self.value,
             meta: self.meta,
+            holding: self.holding.unwrap_or_default().into_iter().map(token).collect::<PyResult<_>>()?,
         })
     }
 }

@@ -130,6 +130,13 @@ def test_check_looks_ahead(own: str, name: str) -> None:
         assert 5 < left <= 10
 
 
+def test_wait_for_a_lock_that_its_caller_holds_is_a_deadlock(own: str, name: str) -> None:
+    locks = lockkeeper.connect(own).fenced()
+    with locks.mutex(name) as held:
+        with pytest.raises(lockkeeper.Deadlock, match="the caller of this request holds"):
+            locks.mutex(name, holding=[held.token]).acquire()
+
+
 def test_errors_say_what_is_allowed(own: str) -> None:
     locks = lockkeeper.connect(own)
     for wrong, error in [
@@ -143,6 +150,8 @@ def test_errors_say_what_is_allowed(own: str) -> None:
         (lambda: locks.mutex("a", max_waiters=-1), lockkeeper.InvalidOption),
         (lambda: locks.mutex("a", max_waiters=2**32), lockkeeper.InvalidOption),
         (lambda: locks.mutex("a", max_waiters="3"), lockkeeper.InvalidOption),
+        (lambda: locks.mutex("a", holding=[0]), lockkeeper.InvalidOption),
+        (lambda: locks.mutex("a", holding=7), lockkeeper.InvalidOption),
         (lambda: locks.semaphore("a", 0).acquire(), lockkeeper.LockkeeperError),
     ]:
         with pytest.raises(error) as raised:

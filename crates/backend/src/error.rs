@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use lockkeeper_core::NameError;
+use lockkeeper_core::{NameError, Rejection};
 
 /// Why a hold is no longer valid. Stop using its token and acquire again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -141,6 +141,8 @@ pub enum BackendErrorKind {
     LimitReached,
     /// The service is unreachable, or does not serve at the moment: a later retry may succeed.
     Unreachable,
+    /// The wait would never end: it would wait for a hold that its own caller keeps.
+    Deadlock,
 }
 
 impl BackendErrorKind {
@@ -148,7 +150,7 @@ impl BackendErrorKind {
     /// service. Otherwise the request is wrong, and must be changed.
     #[must_use]
     pub const fn may_pass(self) -> bool {
-        !matches!(self, Self::Refused | Self::Unsupported)
+        !matches!(self, Self::Refused | Self::Unsupported | Self::Deadlock)
     }
 }
 
@@ -174,9 +176,13 @@ impl From<NameError> for BackendError {
     }
 }
 
-impl From<lockkeeper_core::Rejection> for BackendError {
-    fn from(rejection: lockkeeper_core::Rejection) -> Self {
-        Self::new(BackendErrorKind::Refused, rejection.to_string())
+impl From<Rejection> for BackendError {
+    fn from(rejection: Rejection) -> Self {
+        let kind = match rejection {
+            Rejection::Deadlock { .. } => BackendErrorKind::Deadlock,
+            _ => BackendErrorKind::Refused,
+        };
+        Self::new(kind, rejection.to_string())
     }
 }
 

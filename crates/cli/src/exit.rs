@@ -45,13 +45,16 @@ pub const STALE: u8 = 79;
 /// `doctor`, `cluster status`: a node does not answer, knows no leader, has little room on its disk or can't
 /// write its audit file; or a setting of the lock service spoils a promise.
 pub const UNHEALTHY: u8 = 80;
+/// `run`, `elect`: the lock would be waited for without end, since what has it waits for a lock that is held for
+/// the command which runs this one, or is held for that command itself.
+pub const DEADLOCK: u8 = 81;
 /// `run`: the command can't be executed.
 pub const NOT_EXECUTABLE: u8 = 126;
 /// `run`: the command was not found. `pitfalls`, `conformance`: `lockkeeper-lab` was not found.
 pub const NOT_FOUND: u8 = 127;
 
 /// Every exit code of this program, in the order of `docs/cli.md`.
-pub const ALL: [u8; 15] = [
+pub const ALL: [u8; 16] = [
     OK,
     NO,
     USAGE,
@@ -65,6 +68,7 @@ pub const ALL: [u8; 15] = [
     CONFIG,
     STALE,
     UNHEALTHY,
+    DEADLOCK,
     NOT_EXECUTABLE,
     NOT_FOUND,
 ];
@@ -151,6 +155,7 @@ impl From<BackendError> for Failure {
             BackendErrorKind::Refused | BackendErrorKind::Unsupported => USAGE,
             BackendErrorKind::Unreachable | BackendErrorKind::LimitReached => UNAVAILABLE,
             BackendErrorKind::Denied => PERMISSION,
+            BackendErrorKind::Deadlock => DEADLOCK,
             _ => code_below(&error).unwrap_or(IO),
         };
         // Adds this program's sources of the address, which the library does not know.
@@ -189,6 +194,7 @@ impl From<AcquireError> for Failure {
                 return error.into();
             }
             AcquireError::Busy(_) | AcquireError::TimedOut { .. } => BUSY,
+            AcquireError::Deadlock { .. } => DEADLOCK,
             AcquireError::Name(_)
             | AcquireError::Invalid { .. }
             | AcquireError::Limit(_)

@@ -9,7 +9,7 @@ use lockkeeper_backend::{
     AcquireRequest, BackendError, BackendErrorKind, BootInstant, Capabilities, LossCause, Spec, encode_meta,
 };
 use lockkeeper_core::validate::{AcquireContent, SessionContent};
-use lockkeeper_core::{LockName, Mode, NameError, limits};
+use lockkeeper_core::{LockName, Mode, NameError, Token, limits};
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
 
@@ -81,6 +81,7 @@ pub(crate) struct Options {
     on_lost: OnLost,
     pub(crate) value: Vec<u8>,
     pub(crate) meta: Vec<(String, String)>,
+    holding: Vec<Token>,
     on_queued: Option<Arc<dyn Fn(u64) + Send + Sync>>,
     on_refused: Option<OnRefused>,
 }
@@ -121,6 +122,7 @@ impl<F: Kind> Lock<F> {
             on_lost: OnLost::default(),
             value: Vec::new(),
             meta: Vec::new(),
+            holding: Vec::new(),
             on_queued: None,
             on_refused: None,
         };
@@ -226,6 +228,30 @@ impl<F: Kind> Lock<F> {
     /// part may contain line breaks; 1 KiB in all.
     pub fn meta(self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.with(|options| options.meta.push((key.into(), value.into())))
+    }
+
+    /// Declares a hold that the caller keeps until the acquire has ended; several calls add holds, at most 16. A
+    /// wait without limit that would so wait for itself ends at once with [`AcquireError::Deadlock`], which names
+    /// the cycle: this task holds `a` and wants `b`, while another one holds `b` and wants `a`. Every caller
+    /// that waits while it holds should declare it; a hold that nobody declares is taken to end by itself. Our
+    /// own service and `memory:` see all waits; other lock services, and guards without tokens, ignore it.
+    ///
+    /// A lock that the task holds itself need not be acquired again: [`Guard::reenter`].
+    ///
+    /// ```
+    /// # async fn example(locks: lockkeeper::Locks) -> Result<(), lockkeeper::AcquireError> {
+    /// let order = locks.mutex("orders/42").acquire().await?;
+    /// let stock = locks.mutex("stock/7").holding(&order).acquire().await?;
+    /// # drop(stock); Ok(()) }
+    /// ```
+    pub fn holding<G: Kind>(self, guard: &Guard<G>) -> Self {
+        guard.token_hint().into_iter().fold(self, Self::holding_token)
+    }
+
+    /// As [`Lock::holding`], for a hold of another process on behalf of which this one works: its token on the
+    /// same lock service.
+    pub fn holding_token(self, token: Token) -> Self {
+        self.with(|options| options.holding.push(token))
     }
 
     /// Callback for the number of waiters ahead: called on every report of the backend, and at least once
@@ -407,7 +433,7 @@ impl<F: Kind> Lock<F> {
             value: options.value.clone().into(),
             meta: encode_meta(&options.meta),
             spare_tokens: caching.as_ref().map_or(0, |caching| session.spare_tokens(&caching.lock)),
-            holding: Box::default(),
+            holding: options.holding.clone().into(),
             traceparent: observe::traceparent(span),
         });
         let limits = AcquireLimits {
@@ -435,6 +461,9 @@ impl<F: Kind> Lock<F> {
                 // The service counts whole milliseconds, so it may answer just before the limit.
                 let waited = wait_until.map_or(waited, |until| waited.max(until - since));
                 AcquireError::TimedOut { waited, why: session.reason(refusal.as_deref()) }
+            }
+            (NotAcquired::Refused(error), _) if error.kind == BackendErrorKind::Deadlock => {
+                AcquireError::Deadlock { cycle: error.message }
             }
             (NotAcquired::Refused(error), _) => AcquireError::Backend(error),
             (NotAcquired::Unreachable, Some(refusal)) if refusal.kind != BackendErrorKind::Unreachable => {
@@ -475,7 +504,7 @@ impl<F: Kind> Lock<F> {
             meta_bytes: encode_meta(&options.meta).len(),
             // More are asked for later, within the limit.
             spare_tokens: u32::from(options.cached),
-            holding: 0,
+            holding: options.holding.len(),
         };
         acquire.check()?;
         self.check_cached()?;
@@ -556,6 +585,7 @@ fn outcome<F: Kind>(result: &Result<Guard<F>, AcquireError>) -> &'static str {
     match result {
         Ok(_) => "acquired",
         Err(AcquireError::Busy(_)) => "busy",
+        Err(AcquireError::Deadlock { .. }) => "deadlock",
         Err(AcquireError::TimedOut { .. }) => "timed-out",
         Err(AcquireError::Ambiguous { .. }) => "ambiguous",
         Err(_) => "failed",

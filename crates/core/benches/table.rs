@@ -1,5 +1,5 @@
 //! Benchmarks of the table: an uncontended acquire and finish, a release with many waiters, snapshots in
-//! pieces and their restore, and memory.
+//! pieces and their restore, the search for deadlocks, and memory.
 //!
 //! Run with `cargo bench -p lockkeeper-core`. First the program prints the bytes per held lock, counted by
 //! its own allocator, and the bytes per lock of a snapshot; then divan measures times. Names are 32
@@ -9,12 +9,13 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::RefCell;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use lockkeeper_core::{
     Acquire, Command, Effects, IfBusy, LockName, Mode, OpenSession, Reply, Restorer, Seq, SessionId,
-    SnapshotProgress, Table,
+    SnapshotProgress, Table, Token,
 };
 
 /// The system allocator, with a count of the bytes that are allocated now: the requested sizes, without
@@ -147,6 +148,17 @@ impl Bench {
     fn acquire(&mut self, session: SessionId, name: LockName) -> (Seq, Reply) {
         let seq = self.seq(session);
         let command = acquire(session, seq, name);
+        let reply = self.table.apply(command, &mut self.effects);
+        (seq, reply)
+    }
+
+    /// An acquire that declares a hold of its caller.
+    fn acquire_holding(&mut self, name: LockName, hold: Token) -> (Seq, Reply) {
+        let seq = self.seq(HOLDER);
+        let mut command = acquire(HOLDER, seq, name);
+        if let Command::Acquire(acquire) = &mut command {
+            acquire.holding = Box::new([hold]);
+        }
         let reply = self.table.apply(command, &mut self.effects);
         (seq, reply)
     }
@@ -399,8 +411,56 @@ fn print_bytes_per_held_lock() {
     }
 }
 
+/// Prints how long an acquire takes that queues at the beginning of a chain of waits, each for a lock whose
+/// holder waits for the next one: the search for a deadlock follows the whole chain. Beside it, the same
+/// acquire without a declared hold, which is not searched.
+#[allow(clippy::print_stdout, reason = "the figure is this program's output")]
+fn print_search_for_deadlocks() {
+    const CHAINS: usize = 100;
+    const WAITS: usize = 100;
+    let mut bench = Bench::new();
+    let mut hold = |bench: &mut Bench| {
+        let name = bench.names.next();
+        match bench.acquire(HOLDER, name.clone()).1 {
+            Reply::Granted(grant) => (name, grant.token),
+            other => panic!("{other:?}"),
+        }
+    };
+    let chains: Vec<_> =
+        (0..CHAINS).map(|_| (0..=WAITS).map(|_| hold(&mut bench)).collect::<Vec<_>>()).collect();
+    // The waits of all chains arrive in turns, so that those of one are scattered over the memory.
+    for link in 0..WAITS {
+        for chain in &chains {
+            let _queued = bench.acquire_holding(chain[link + 1].0.clone(), chain[link].1);
+        }
+    }
+    let (_, own) = hold(&mut bench);
+    for declares in [true, false] {
+        let mut times: Vec<_> = (0..20_000)
+            .map(|round| {
+                let first = chains[round * 37 % CHAINS][0].0.clone();
+                let begun = Instant::now();
+                let (seq, queued) = match declares {
+                    true => bench.acquire_holding(first, own),
+                    false => bench.acquire(HOLDER, first),
+                };
+                let time = begun.elapsed();
+                assert!(matches!(queued, Reply::Queued { .. }), "{queued:?}");
+                let _left = bench.finish(HOLDER, seq);
+                bench.effects.clear();
+                time
+            })
+            .collect();
+        times.sort_unstable();
+        let (half, most) = (times[times.len() / 2], times[times.len() * 99 / 100]);
+        let what = if declares { "after a search for a deadlock" } else { "without one" };
+        println!("an acquire queues at a chain of {WAITS} waits, {what}: median {half:?}, p99 {most:?}");
+    }
+}
+
 fn main() {
     if !std::env::args().any(|arg| arg == "--test") {
+        print_search_for_deadlocks();
         print_bytes_per_held_lock();
     }
     divan::main();

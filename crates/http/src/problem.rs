@@ -72,6 +72,9 @@ pub(crate) enum ProblemCode {
     Busy,
     /// The request has waited for as long as it was to wait.
     TimedOut,
+    /// The request would wait for a hold that its caller keeps: those who have it, or who wait for it before, wait for
+    /// that. Give the hold back first.
+    Deadlock,
     /// The request has ended.
     Ended,
     /// The session is not live: all its requests have ended.
@@ -120,7 +123,7 @@ impl ProblemCode {
             Self::Misdirected => StatusCode::MISDIRECTED_REQUEST,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::PayloadTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::FailedPrecondition | Self::Busy | Self::TimedOut => StatusCode::CONFLICT,
+            Self::FailedPrecondition | Self::Busy | Self::TimedOut | Self::Deadlock => StatusCode::CONFLICT,
             Self::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
             Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Self::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
@@ -202,6 +205,7 @@ impl From<v1::Refused> for Problem {
             }
             RefusedCode::Limit => ProblemCode::ResourceExhausted,
             RefusedCode::Denied => ProblemCode::PermissionDenied,
+            RefusedCode::Deadlock => ProblemCode::Deadlock,
         };
         Self::new(code, refused.text)
     }

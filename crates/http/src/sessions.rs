@@ -156,6 +156,11 @@ pub(crate) struct Acquire {
     /// With `wait`: waits only if fewer requests than this wait already for each of the locks; otherwise the
     /// lock is busy; absent: no limit.
     max_waiters: Option<u32>,
+    /// The tokens of holds that the caller keeps until this wait has ended. A request that would so wait for
+    /// itself is refused: `deadlock`.
+    #[serde(default)]
+    #[schema(max_items = 16)]
+    holding: Vec<u64>,
     /// With `wait`: how long this call waits for the answer, in milliseconds; absent: 1,000. The request
     /// stays in the queue after that. At most a third of the session's ttl, or other calls have to keep the
     /// session alive meanwhile.
@@ -265,7 +270,7 @@ pub(crate) async fn acquire<O: Origin>(
         value: content::bytes("value", asked.value, asked.value_base64).map_err(Problem::invalid)?,
         meta: content::bytes("meta", asked.meta, asked.meta_base64).map_err(Problem::invalid)?,
         spare_tokens: 0,
-        holding: Vec::new(),
+        holding: asked.holding,
         traceparent: traceparent(&headers),
     };
     // The answer names the locks of this call: the table refuses a call that repeats a request's number with

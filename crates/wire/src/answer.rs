@@ -91,6 +91,7 @@ fn refused_code(rejection: &Rejection) -> v1::RefusedCode {
         Rejection::OtherIdentity { .. } => v1::RefusedCode::Denied,
         Rejection::LimitMismatch { .. } | Rejection::NoLimit { .. } => v1::RefusedCode::Permits,
         Rejection::NotHeld { .. } | Rejection::WrongMode { .. } => v1::RefusedCode::NotHeld,
+        Rejection::Deadlock { .. } => v1::RefusedCode::Deadlock,
         Rejection::TooManySessions
         | Rejection::TooManyRequests
         | Rejection::TooManyWaiters { .. }

@@ -124,6 +124,10 @@ class Busy(AcquireError):
         self.holder, self.queued_ahead = holder, queued_ahead
 
 
+class Deadlock(AcquireError):
+    """The wait would never end: who is in its way waits for a hold in ``holding``. The text names the cycle."""
+
+
 class AcquireTimeout(AcquireError, TimeoutError):
     """The lock did not become free in time."""
 

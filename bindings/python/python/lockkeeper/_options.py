@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Mapping, TypedDict, Union, cast
+from typing import Any, Mapping, Sequence, TypedDict, Union, cast
 
 from ._errors import InvalidOption
 
@@ -42,12 +42,14 @@ class Options(TypedDict, total=False):
     value: bytes
     #: Names and texts that others see with the hold.
     meta: Mapping[str, str]
+    #: Tokens of holds that are kept until this acquire has ended; :class:`Deadlock` if it would wait for one of them.
+    holding: Sequence[int]
 
 
 _TIMES = frozenset(
     ["ttl", "max_hold", "min_hold", "keep_closed", "lock_delay", "linger", "min_validity", "grace"]
 )
-_KNOWN = _TIMES | {"renew", "wait", "max_waiters", "subtree", "value", "meta"}
+_KNOWN = _TIMES | {"renew", "wait", "max_waiters", "subtree", "value", "meta", "holding"}
 
 
 def seconds(value: Seconds) -> float:
@@ -72,6 +74,11 @@ def native(options: Options) -> dict[str, Any]:
         allowed = "give a number of requests, 0 to 4294967295"
         text = f"`max_waiters` is {most!r}; {allowed}"
         raise InvalidOption(text, option="max_waiters", value=repr(most), allowed=allowed)
+    holding: Any = given.get("holding", ())
+    if not isinstance(holding, (list, tuple)) or not all(isinstance(it, int) and 0 < it < 2**53 for it in holding):
+        allowed = "give a list of the tokens of guards: 1 to 9007199254740991"
+        text = f"`holding` is {holding!r}; {allowed}"
+        raise InvalidOption(text, option="holding", value=repr(holding), allowed=allowed)
     made = {**given, "meta": list(options.get("meta", {}).items())}
     made.update((time, seconds(cast(Seconds, given[time]))) for time in given.keys() & _TIMES)
     if "wait" in options:

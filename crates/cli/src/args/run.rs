@@ -116,6 +116,11 @@ pub struct Run {
     /// Take one of N permits (a semaphore); without N, the limit in force applies
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true)]
     pub permit: Option<Option<u32>>,
+    /// If the lock is held for the command that runs this one, run under that hold instead of waiting for it
+    #[arg(long, conflicts_with_all = [
+        "permit", "latest", "keep_closed", "min_hold", "max_hold", "rate", "once_key", "status_file",
+    ])]
+    pub reenter: bool,
     /// Keep the lock closed for this long after the command: at most one run per interval
     #[arg(long, value_name = "DURATION", value_parser = keep_closed)]
     pub keep_closed: Option<Duration>,

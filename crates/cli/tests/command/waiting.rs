@@ -92,12 +92,13 @@ fn lock_that_is_held_for_the_command_is_not_waited_for() {
         [("", "", true), ("", "--shared", false), ("", "--wait 1h --busy-exit 0", false)]
     {
         let ended = nested(outer, inner);
-        ended.is_one_line(exit::BUSY, &["`x`", "LOCKKEEPER_HELD"]);
+        ended.is_one_line(exit::DEADLOCK, &["`x`", "LOCKKEEPER_HELD", "--reenter"]);
         assert!(!other || test.ran("run --try x -- true").code == 0);
     }
     nested("--shared", "--shared").is_silent_success();
     nested("--permit=2", "--permit=2").is_silent_success();
-    nested("--permit=1", "--permit=1").is_one_line(exit::BUSY, &["LOCKKEEPER_HELD"]);
+    nested("--permit=1", "--permit=1").is_one_line(exit::DEADLOCK, &["LOCKKEEPER_HELD"]);
+    nested("", "--try").is_one_line(exit::BUSY, &["`x` is busy"]);
     // Another lock service, and a hold that is over, are no reason.
     let elsewhere =
         format!("run x -- {own} run --locks file://{} x -- true", test.path("elsewhere").display());
@@ -108,6 +109,50 @@ fn lock_that_is_held_for_the_command_is_not_waited_for() {
     test.wait_for_waiters("x", 1);
     holder.signal(Signal::SIGTERM);
     waits.ended().is_silent_success();
+}
+
+#[test]
+fn nested_run_reenters_the_hold_that_is_there() {
+    let test = TestDir::new();
+    let own = env!("CARGO_BIN_EXE_lockkeeper");
+    let nested = |outer: &str, inner: &str, job: &str| {
+        let job = format!("{own} run {inner} x -- {job}");
+        let words = format!("run {outer} x -- {own} run y -- {job}");
+        test.ran(&words)
+    };
+    nested("", "--reenter", "true").is_silent_success();
+    nested("--shared", "--shared --reenter", "true").is_silent_success();
+    nested("", "--shared --reenter", "true").is_silent_success();
+    assert_eq!(nested("", "--reenter", "false").code, 1);
+    nested("", "--reenter", "/nowhere").is_one_line(exit::NOT_FOUND, &["/nowhere"]);
+    // A reader does not become a writer, and a permit is not the lock.
+    nested("--shared", "--reenter", "true").is_one_line(exit::DEADLOCK, &["`x`", "shared"]);
+    nested("--permit=2", "--reenter", "true").is_one_line(exit::DEADLOCK, &["`x`", "permit"]);
+    test.ran("run --reenter --max-hold 1s x -- true").is_one_line(exit::USAGE, &["--reenter"]);
+    // Without such a hold the lock is taken: nobody above has it, or no more.
+    test.ran("run --reenter x -- true").is_silent_success();
+    let holder = test.holder("x", &[]);
+    test.ran("run --reenter --try x -- true").is_one_line(exit::BUSY, &["`x` is busy"]);
+    let over = format!("{}\tx\t{}\texclusive", test.url(), holder.token - 1);
+    let waits =
+        test.lockkeeper(["run", "--reenter", "x", "--", "true"]).env("LOCKKEEPER_HELD", over).started();
+    test.wait_for_waiters("x", 1);
+    holder.signal(Signal::SIGTERM);
+    waits.ended().is_silent_success();
+}
+
+/// The command under the outer hold ends with it: it is one of the processes that the outer guardian ends.
+#[test]
+fn reentered_command_ends_with_the_outer_hold() {
+    let test = TestDir::new();
+    let own = env!("CARGO_BIN_EXE_lockkeeper");
+    let job = "trap '' TERM; touch ran; while :; do sleep 1; done";
+    let mut outer = test.lockkeeper(["run", "--max-hold", "1s", "--grace", "100ms", "x", "--", own]);
+    let outer = outer.args(["run", "--reenter", "x", "--", "sh", "-c", job]).started();
+    let ended = outer.ended();
+    assert_eq!(ended.code, i32::from(exit::LOST), "{ended:?}");
+    assert!(test.path("ran").exists());
+    test.ran("run --try x -- true").is_silent_success();
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod access;
 mod backups;
 mod browser;
 mod cluster;
+mod deadlocks;
 mod directories;
 mod dist;
 mod electing;

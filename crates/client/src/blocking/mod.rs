@@ -284,12 +284,18 @@ impl<F: Kind> Lock<F> {
         keep_closed(duration: Duration),
         lock_delay(delay: Duration),
         linger(linger: Duration),
+        holding_token(token: Token),
         min_validity(need: Duration),
         grace(grace: Duration),
         value(value: impl Into<Vec<u8>>),
         meta(key: impl Into<String>, value: impl Into<String>),
         on_queued(tell: impl Fn(u64) + Send + Sync + 'static),
         on_refused(tell: impl Fn(&BackendError) + Send + Sync + 'static),
+    }
+
+    /// See [`crate::Lock::holding`].
+    pub fn holding<G: Kind>(self, guard: &Guard<G>) -> Self {
+        Self { lock: self.lock.holding(&guard.guard), runtime: self.runtime }
     }
 
     /// See [`crate::Lock::acquire`].

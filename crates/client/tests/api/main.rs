@@ -4,6 +4,7 @@ mod blocking;
 mod cached;
 mod cancel;
 mod cluster;
+mod deadlocks;
 mod memory;
 mod partitions;
 mod service;

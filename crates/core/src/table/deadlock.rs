@@ -187,11 +187,12 @@ impl Search<'_> {
         for class in opposed(kind, classes) {
             let visited = self.pass((node, Lane::At(class)), ticket);
             if visited.is_none() {
-                // The holds that end the search come first: there may be more readers than steps.
-                let declared = self.new.holding.iter();
-                let own = declared.filter_map(|&token| here.hold_with(token, &[class], &table.requests));
-                if let Some(hold) = own.into_iter().find(|&hold| self.is_own(&table.requests[hold as usize]))
-                {
+                // Of many readers, those that end the search come first: there may be more than steps.
+                let is_crowded =
+                    here.crowd().is_some_and(|it| it.holds.of(class).len() > limits::HOLDING_MAX);
+                let declared = self.new.holding.iter().filter(|_| is_crowded);
+                let mut own = declared.filter_map(|&token| here.hold_with(token, &[class], &table.requests));
+                if let Some(hold) = own.find(|&hold| self.is_own(&table.requests[hold as usize])) {
                     return Err(Stop::Cycle { blocked, hold });
                 }
                 for (_, hold) in here.holds_after(None, class, &table.requests) {

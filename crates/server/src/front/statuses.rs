@@ -21,9 +21,11 @@ pub(super) fn refusal(answer: Answer, clients: &BTreeMap<u64, String>) -> Status
             let code = match refused.code() {
                 RefusedCode::Limit => Code::ResourceExhausted,
                 RefusedCode::Denied => Code::PermissionDenied,
-                RefusedCode::Permits | RefusedCode::NotHeld | RefusedCode::InUse | RefusedCode::Operator => {
-                    Code::FailedPrecondition
-                }
+                RefusedCode::Permits
+                | RefusedCode::NotHeld
+                | RefusedCode::InUse
+                | RefusedCode::Operator
+                | RefusedCode::Deadlock => Code::FailedPrecondition,
                 RefusedCode::Invalid | RefusedCode::Unspecified => Code::InvalidArgument,
             };
             Status::new(code, refused.text)

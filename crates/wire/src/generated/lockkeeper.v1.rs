@@ -476,6 +476,9 @@ pub enum RefusedCode {
     Denied = 6,
     /// The secret is that of a session with other times (S1), or the number that of another request (R5): take a new one.
     InUse = 7,
+    /// The request would wait for itself: through a hold that its caller keeps, and those who wait for it (K2). Give that hold
+    /// back first, or don't ask.
+    Deadlock = 8,
 }
 impl RefusedCode {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -492,6 +495,7 @@ impl RefusedCode {
             Self::Operator => "REFUSED_CODE_OPERATOR",
             Self::Denied => "REFUSED_CODE_DENIED",
             Self::InUse => "REFUSED_CODE_IN_USE",
+            Self::Deadlock => "REFUSED_CODE_DEADLOCK",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -505,6 +509,7 @@ impl RefusedCode {
             "REFUSED_CODE_OPERATOR" => Some(Self::Operator),
             "REFUSED_CODE_DENIED" => Some(Self::Denied),
             "REFUSED_CODE_IN_USE" => Some(Self::InUse),
+            "REFUSED_CODE_DEADLOCK" => Some(Self::Deadlock),
             _ => None,
         }
     }

@@ -32,6 +32,7 @@ pub(in crate::commands) async fn elect(mut args: Elect) -> Result<u8, Failure> {
         try_: false,
         max_waiters: None,
         latest: false,
+        reenter: false,
         shared: false,
         permit: None,
         keep_closed: None,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::{
-    BootInstant, Capabilities, Guard, HolderState, LockName, Locks, LossCause, Lost, Reach, Unfenced,
+    BootInstant, Capabilities, Guard, HolderState, LockName, Locks, LossCause, Lost, Mode, Reach, Unfenced,
 };
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -58,6 +58,7 @@ fn nanos(duration: Duration) -> u64 {
 pub(super) struct LockOf<'a> {
     pub(super) url: &'a str,
     pub(super) name: &'a LockName,
+    pub(super) mode: Mode,
     pub(super) partition: Option<u32>,
 }
 
@@ -81,7 +82,7 @@ pub(super) fn spec(
         ("LOCKKEEPER_TOKEN".into(), text(guard.token_hint().map(|token| token.to_string()))),
         ("LOCKKEEPER_SLOT".into(), text(guard.slot().map(|slot| slot.to_string()))),
         ("LOCKKEEPER_PARTITION".into(), text(lock.partition.map(|index| index.to_string()))),
-        (held::VARIABLE.into(), Some(held::with(lock.url, lock.name, guard))),
+        (held::VARIABLE.into(), Some(held::with(lock, guard))),
     ];
     #[cfg(feature = "otlp")]
     let env = super::traces::with_span(env);

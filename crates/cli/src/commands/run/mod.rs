@@ -23,7 +23,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::{Capabilities, Lock, LockName, Locks, LossCause, Lost, ReleaseError, Unfenced, VerifyError};
+use lockkeeper::{
+    Capabilities, Lock, LockName, Locks, LossCause, Lost, Mode, ReleaseError, Unfenced, VerifyError,
+};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use self::leadership::Leadership;
@@ -109,6 +111,9 @@ fn install_signals() -> Result<Signals, Failure> {
 
 pub(super) async fn run(mut args: Run) -> Result<u8, Failure> {
     args.command.take_name();
+    if args.reenter {
+        held::reenter(&args).await?;
+    }
     let file = args.status_file.as_deref().map(StatusFile::prepare).transpose()?;
     let mut held = HoldStatus::default();
     // Dropped last, at the end of this function: the drop sends the remaining spans.
@@ -286,11 +291,12 @@ async fn under_lock_of(
         // The time spent on connecting counts towards `--wait`, so only the rest is left for the queue.
         let wait = end.map(|end| end.saturating_duration_since(Instant::now()));
         let lock = lock(locks, name, args, wait, times);
+        let lock = held::tokens(url).into_iter().fold(lock, Lock::holding_token);
         let lock = latest.iter().fold(lock, |lock, mark| lock.meta(waiting::LATEST, mark));
         let wish = Wish { locks, lock: &lock, name, talk, latest: latest.as_deref() };
         let waited = match held::by_ancestor(url, name) {
-            Some(token) => held::acquire(wish, token, signals, outage).await,
-            None => waiting::acquire(wish, signals, outage).await,
+            Some(hold) if !args.try_ => held::acquire(wish, &hold, signals, outage).await,
+            _ => waiting::acquire(wish, signals, outage).await,
         };
         match waited {
             Err(failure) if is_waited_for(&failure, end) => {
@@ -326,10 +332,10 @@ async fn under_lock_of(
         waiting::Waited::ForItself => {
             let text = format!(
                 "`{}` is held for the command that runs this one (LOCKKEEPER_HELD), and would be waited for until that has \
-                 ended: don't take it again, or take another name",
+                 ended: don't take it again, run under that hold (--reenter), or take another name",
                 name.as_str()
             );
-            return Err(Failure::new(exit::BUSY, text));
+            return Err(Failure::new(exit::DEADLOCK, text));
         }
         waiting::Waited::Interrupted(signal) => return Ok(SessionEnd::Closed(RunEnd::Interrupted(signal))),
     };
@@ -346,7 +352,7 @@ async fn under_lock_of(
         || args.job.lock_delay.is_some();
     let epilogue = job::epilogue(stays_closed, url, name, locks.capabilities(), &guard);
     let argv = args.command.argv.clone();
-    let lock = job::LockOf { url, name, partition: None };
+    let lock = job::LockOf { url, name, mode: mode(args), partition: None };
     let mut ended = match job::spec(argv, lock, &guard, &limits, args.left, epilogue) {
         Ok(spec) => job::supervise(spec, locks, name, &guard, &limits, async || signals.next().await).await,
         Err(lost) => Ok(lost_by(lost, None)),
@@ -502,6 +508,14 @@ fn lock(
     let lock = lock.wait(wait).keep_closed(keep_closed.unwrap_or_default());
     let lock = args.max_waiters.into_iter().fold(lock, Lock::max_waiters);
     with_options(lock.min_hold(args.min_hold.unwrap_or_default()), &args.job, times)
+}
+
+fn mode(args: &Run) -> Mode {
+    match (args.shared, args.permit) {
+        (true, _) => Mode::Shared,
+        (false, Some(_)) => Mode::Permit,
+        (false, None) => Mode::Exclusive,
+    }
 }
 
 /// The lock with the options of its job.

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use lockkeeper::{Capabilities, HoldError, LockName, Locks, Partition, Unfenced};
+use lockkeeper::{Capabilities, HoldError, LockName, Locks, Mode, Partition, Unfenced};
 use tokio::sync::broadcast::{Receiver, Sender, channel};
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::sleep;
@@ -163,7 +163,7 @@ async fn work(
         let limits = job::Limits::from_now(&args.job, times.grace, None);
         let capabilities: &Capabilities = locks.capabilities();
         let epilogue = job::epilogue(args.job.lock_delay.is_some(), url, &name, capabilities, &partition);
-        let lock = job::LockOf { url, name: &name, partition: Some(index) };
+        let lock = job::LockOf { url, name: &name, mode: Mode::Exclusive, partition: Some(index) };
         let Ok(spec) = job::spec(argv.clone(), lock, &partition, &limits, Left::Wait, epilogue) else {
             break None;
         };

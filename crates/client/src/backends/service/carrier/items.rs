@@ -113,6 +113,7 @@ pub(super) fn refusal(refused: &v1::Refused) -> BackendError {
         RefusedCode::Operator | RefusedCode::Unspecified => BackendErrorKind::Operator,
         RefusedCode::Denied => BackendErrorKind::Denied,
         RefusedCode::Limit => BackendErrorKind::LimitReached,
+        RefusedCode::Deadlock => BackendErrorKind::Deadlock,
         RefusedCode::Invalid | RefusedCode::Permits | RefusedCode::NotHeld | RefusedCode::InUse => {
             BackendErrorKind::Refused
         }
