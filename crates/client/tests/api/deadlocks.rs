@@ -8,7 +8,7 @@ use lockkeeper::{AcquireError, Token, Wait};
 /// Waits until so many requests wait for a lock.
 async fn wait_for_waiters(server: &Server, name: &str, count: usize) {
     let locks = server.client("observer");
-    while locks.inspect(&name.parse().unwrap()).await.unwrap().waiter_count < count {
+    while locks.inspect(name).await.unwrap().waiter_count < count {
         tokio::task::yield_now().await;
     }
 }
