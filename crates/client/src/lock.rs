@@ -230,11 +230,12 @@ impl<F: Kind> Lock<F> {
         self.with(|options| options.meta.push((key.into(), value.into())))
     }
 
-    /// Declares a hold that the caller keeps until the acquire has ended; several calls add holds, at most 16. A
-    /// wait without limit that would so wait for itself ends at once with [`AcquireError::Deadlock`], which names
-    /// the cycle: this task holds `a` and wants `b`, while another one holds `b` and wants `a`. Every caller
-    /// that waits while it holds should declare it; a hold that nobody declares is taken to end by itself. Our
-    /// own service and `memory:` see all waits; other lock services, and guards without tokens, ignore it.
+    /// Declares a hold that the caller keeps until the acquire has ended; several calls add holds, at most
+    /// 16. A wait without limit that would so wait for itself ends at once with [`AcquireError::Deadlock`],
+    /// which names the cycle: this task holds `a` and wants `b`, while another one holds `b` and wants `a`.
+    /// Every caller that waits while it holds should declare it; a hold that nobody declares is taken to end
+    /// by itself. Our own service and `memory:` see all waits; other lock services, and guards without
+    /// tokens, ignore it.
     ///
     /// A lock that the task holds itself need not be acquired again: [`Guard::reenter`].
     ///
@@ -248,8 +249,8 @@ impl<F: Kind> Lock<F> {
         guard.token_hint().into_iter().fold(self, Self::holding_token)
     }
 
-    /// As [`Lock::holding`], for a hold of another process on behalf of which this one works: its token on the
-    /// same lock service.
+    /// As [`Lock::holding`], for a hold of another process on behalf of which this one works: its token on
+    /// the same lock service.
     pub fn holding_token(self, token: Token) -> Self {
         self.with(|options| options.holding.push(token))
     }

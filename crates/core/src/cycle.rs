@@ -12,8 +12,8 @@ use crate::types::{SessionId, Token};
 /// the refused request keeps. A wait is followed by what blocks it, a hold by the wait of its caller.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Cycle {
-    /// At most [`limits::DEADLOCK_LISTED_MAX`]; of a longer cycle the first ones and the last one. Empty if the
-    /// cycle is unknown: for a retry.
+    /// At most [`limits::DEADLOCK_LISTED_MAX`]; of a longer cycle the first ones and the last one. Empty if
+    /// the cycle is unknown: for a retry.
     pub requests: Vec<CycleRequest>,
     /// Number of requests left out before the last one.
     pub left_out: usize,

@@ -328,8 +328,8 @@ pub enum Rejection {
         /// The first such name in byte order.
         name: LockName,
     },
-    /// The wait would never end: what blocks the request waits, in the end, for a hold that the caller of this
-    /// request keeps (K2).
+    /// The wait would never end: what blocks the request waits, in the end, for a hold that the caller of
+    /// this request keeps (K2).
     #[error("{cycle}")]
     Deadlock {
         /// The requests in the cycle; empty for a retry.

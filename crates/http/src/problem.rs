@@ -72,8 +72,8 @@ pub(crate) enum ProblemCode {
     Busy,
     /// The request has waited for as long as it was to wait.
     TimedOut,
-    /// The request would wait for a hold that its caller keeps: those who have it, or who wait for it before, wait for
-    /// that. Give the hold back first.
+    /// The request would wait for a hold that its caller keeps: those who have it, or who wait for it before,
+    /// wait for that. Give the hold back first.
     Deadlock,
     /// The request has ended.
     Ended,

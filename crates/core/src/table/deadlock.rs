@@ -37,7 +37,7 @@ pub(super) struct Newcomer<'a> {
 }
 
 /// A wait in the queue of the search.
-struct Reached {
+struct ReachedWait {
     id: RequestId,
     /// The wait that it blocks: an index of the queue; `None` for the new request.
     blocks: Option<usize>,
@@ -59,7 +59,7 @@ struct Search<'a> {
     table: &'a Table,
     new: &'a Newcomer<'a>,
     steps_left: usize,
-    queue: Vec<Reached>,
+    queue: Vec<ReachedWait>,
     seen: BTreeSet<RequestId>,
     /// The lanes whose holds were visited, and whose waiters up to the ticket were: many waits in one queue
     /// have the same before them.
@@ -300,7 +300,7 @@ impl Search<'_> {
             && request.kind != ModeKind::Permit
             && self.table.is_of_live_session(request);
         if is_followed && self.seen.insert(id) {
-            self.queue.push(Reached { id, blocks: blocked, hold });
+            self.queue.push(ReachedWait { id, blocks: blocked, hold });
         }
         Ok(())
     }

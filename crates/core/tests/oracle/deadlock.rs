@@ -58,8 +58,8 @@ fn is_followed(request: &RequestState) -> bool {
     matches!(request.phase, Phase::Waiting { at_most_ms: None }) && request.mode != ModeKind::Permit
 }
 
-/// Whether a described cycle is one of the table: each of its requests goes on only after the next one, and the
-/// last one after the refused one, which is the first.
+/// Whether a described cycle is one of the table: each of its requests goes on only after the next one, and
+/// the last one after the refused one, which is the first.
 pub(crate) fn is_cycle(now: &Snapshot, refused: &RequestState, cycle: &Cycle) -> bool {
     let oracle = Oracle::from_snapshot(now);
     let is_described = |request: &RequestState, described: &CycleRequest| {

@@ -83,8 +83,8 @@ fn listed(list: &str, url: &str) -> impl Iterator<Item = HeldAbove> {
 }
 
 /// `--reenter`: replaces this process by the command if an ancestor holds the lock. The command needs no
-/// guardian of its own: the ancestor's ends all that was started under its hold. Returns if the lock has to be
-/// acquired.
+/// guardian of its own: the ancestor's ends all that was started under its hold. Returns if the lock has to
+/// be acquired.
 pub(super) async fn reenter(args: &Run) -> Result<(), Failure> {
     let Some((path, words)) = args.command.argv.split_first() else { return Ok(()) };
     let name = settings::lock_name(&args.command.name)?;
