@@ -419,7 +419,7 @@ fn print_search_for_deadlocks() {
     const CHAINS: usize = 100;
     const WAITS: usize = 100;
     let mut bench = Bench::new();
-    let mut hold = |bench: &mut Bench| {
+    let hold = |bench: &mut Bench| {
         let name = bench.names.next();
         match bench.acquire(HOLDER, name.clone()).1 {
             Reply::Granted(grant) => (name, grant.token),

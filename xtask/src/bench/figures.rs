@@ -10,6 +10,9 @@ pub(crate) const PAIRS_CLIENTS: [usize; 2] = [64, 256];
 /// Number of waiters of each run of `handover`.
 pub(crate) const WAITERS: [usize; 4] = [2, 16, 64, 256];
 
+/// Number of clients of the second run of `cached`.
+pub(crate) const CACHED_CLIENTS: usize = 64;
+
 /// How often `failover` kills a leader.
 pub(crate) const KILLS: usize = 7;
 
@@ -49,6 +52,16 @@ pub(crate) fn all() -> Vec<Figure> {
             }
         }
     }
+    let again = "again and again: acquire and release";
+    add(Workload::Cached, "cached.pair.p50", &format!("1 client, one name {again}, p50"), "µs");
+    add(Workload::Cached, "cached.pair.p99", &format!("1 client, one name {again}, p99"), "µs");
+    add(
+        Workload::Cached,
+        "cached.64.rate",
+        &format!("{CACHED_CLIENTS} clients, a name each {again}: pairs"),
+        "1/s",
+    );
+    add(Workload::Cached, "cached.taken.p50", "another client takes such a lock while it is idle, p50", "µs");
     add(Workload::Keepalive, "keepalive.cpu", "10,000 sessions kept alive: server", "% of a core");
     let together = "10,000 sessions kept alive, a frame a stream and round: server";
     add(Workload::Keepalive, "keepalive.together.cpu", together, "% of a core");

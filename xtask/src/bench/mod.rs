@@ -90,6 +90,8 @@ pub(crate) enum Workload {
     Pairs,
     /// One lock with 2 to 256 waiters
     Handover,
+    /// A lock that one client takes again and again: ours is cached
+    Cached,
     /// 10,000 sessions that are only kept alive
     Keepalive,
     /// The leader is killed, seven times (`--cluster`)

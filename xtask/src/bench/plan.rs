@@ -137,7 +137,8 @@ fn measure(
     }
     for round in 1..=choice.rounds {
         for subject in subjects {
-            for workload in chosen(&[Workload::Single, Workload::Pairs, Workload::Handover]) {
+            for workload in chosen(&[Workload::Single, Workload::Pairs, Workload::Handover, Workload::Cached])
+            {
                 turn(&mut report, &format!("round {round} of {}", choice.rounds), workload, subject);
             }
         }
@@ -176,6 +177,7 @@ async fn on<P: Peer>(choice: &Bench, workload: Workload, subject: &Subject) -> T
         Workload::Pairs => workloads::pairs::<P>(at, duration).await.map(Some),
         // Half the duration, because `handover` has eight measurements, and other workloads have one or two.
         Workload::Handover => workloads::handover::<P>(at, duration / 2).await.map(Some),
+        Workload::Cached => workloads::cached::<P>(at, duration).await.map(Some),
         Workload::Memory => match server(subject)? {
             Some(server) => workloads::memory::<P>(at, &server).await.map(Some),
             None => Ok(None),

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::TaskResult;
-use crate::bench::figures::{PAIRS_CLIENTS, WAITERS};
+use crate::bench::figures::{CACHED_CLIENTS, PAIRS_CLIENTS, WAITERS};
 use crate::bench::maths::percentile;
 use crate::bench::server::ServerProcesses;
 use crate::bench::systems::{Peer, Setup, TTL};
@@ -23,6 +23,8 @@ const HELD: usize = 100_000;
 const HOLDERS: usize = 64;
 /// Number of locks that the client of `single` uses in rotation.
 const SINGLE_NAMES: usize = 16;
+/// How often `cached` takes a lock from the client that had it to itself.
+const TAKEN: usize = 50;
 /// The results of this first part of each measurement are discarded.
 const WARM_UP: Duration = Duration::from_millis(200);
 
@@ -97,6 +99,48 @@ pub(crate) async fn pairs<P: Peer>(at: &str, duration: Duration) -> TaskResult<M
         measured.push((id("acquire.p50"), micros(&mut acquires, 50)?));
         measured.push((id("acquire.p99"), micros(&mut acquires, 99)?));
     }
+    Ok(measured)
+}
+
+/// One client, then many, take a lock of their own again and again; then another client takes one.
+pub(crate) async fn cached<P: Peer>(at: &str, duration: Duration) -> TaskResult<Measured> {
+    let mut measured = Measured::new();
+    for clients in [1, CACHED_CLIENTS] {
+        let peer = Arc::new(P::connect(Setup { at, clients, contended: false, ttl: TTL }).await?);
+        let mut running = JoinSet::new();
+        for client in 0..clients {
+            let peer = peer.clone();
+            running.spawn(async move {
+                let name = format!("lockkeeper-bench/again/{client}");
+                peer.pairs_alone(client, &name, Instant::now() + WARM_UP).await?;
+                peer.pairs_alone(client, &name, Instant::now() + duration).await
+            });
+        }
+        let mut took = Vec::new();
+        while let Some(ended) = running.join_next().await {
+            took.extend(ended.map_err(|error| error.to_string())??);
+        }
+        close(peer).await?;
+        if clients == 1 {
+            measured.push(("cached.pair.p50".to_owned(), micros(&mut took, 50)?));
+            measured.push(("cached.pair.p99".to_owned(), micros(&mut took, 99)?));
+        } else {
+            measured.push(("cached.64.rate".to_owned(), took.len() as f64 / duration.as_secs_f64()));
+        }
+    }
+    let peer = P::connect(Setup { at, clients: 2, contended: true, ttl: TTL }).await?;
+    let mut took = Vec::new();
+    for number in 0..TAKEN {
+        // A name of its own: a lock that was recalled twice is not cached for a while.
+        let name = format!("lockkeeper-bench/taken/{number}");
+        peer.pairs_alone(0, &name, Instant::now() + Duration::from_millis(20)).await?;
+        let asked = Instant::now();
+        let held = peer.acquire(1, &name).await?;
+        took.push(nanos(asked.elapsed()));
+        peer.release(held).await?;
+    }
+    peer.close().await?;
+    measured.push(("cached.taken.p50".to_owned(), micros(&mut took, 50)?));
     Ok(measured)
 }
 

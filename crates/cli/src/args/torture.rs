@@ -27,6 +27,9 @@ pub struct Torture {
     /// How the workers use the tokens of their holds
     #[arg(long, value_enum, default_value_t = TokenUse::Enter)]
     pub fence: TokenUse,
+    /// Use cached locks: a worker keeps the lock for some sections, then rests, so that others take it
+    #[arg(long)]
+    pub cached: bool,
     /// The faults injected into holders
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [HolderFault::Pause, HolderFault::Kill])]
     pub faults: Vec<HolderFault>,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkeeper::BootInstant;
 use lockkeeper::simulation::{
-    AfterSection, Event, Granted, Key, NotAcquired, RecallAnswer, Section as Cached,
+    AfterSection, CachedSection as Cached, Event, Granted, Key, NotAcquired, RecallAnswer,
 };
 use lockkeeper_fence::Section;
 

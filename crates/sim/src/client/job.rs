@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::simulation::{
-    AcquireLimits, AcquireRequest, CachedLock, Event, Granted, Key, NotAcquired, Releasing, Section as Cached,
+    AcquireLimits, AcquireRequest, CachedLock, CachedSection as Cached, Event, Granted, Key, NotAcquired,
+    Releasing,
 };
 use lockkeeper_core::{LockName, Mode};
 use lockkeeper_fence::Section;

@@ -11,7 +11,7 @@ mod zookeeper;
 
 use std::fmt::Display;
 use std::future::Future;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(crate) use etcd::Etcd;
 pub(crate) use ours::{CLUSTER as CLUSTER_OF_OURS, Ours, SERVICE as SERVICE_OF_OURS};
@@ -59,6 +59,27 @@ pub(crate) trait Peer: Sized + Send + Sync + 'static {
 
     /// Releases the lock; returns when the system has acknowledged it.
     fn release(&self, held: Self::Held) -> impl Future<Output = TaskResult> + Send;
+
+    /// Acquires and releases the lock `name` again and again until then, by the recipe for a lock that nobody
+    /// else takes. Returns how long each pair took, in nanoseconds.
+    fn pairs_alone(
+        &self,
+        client: usize,
+        name: &str,
+        until: Instant,
+    ) -> impl Future<Output = TaskResult<Vec<u64>>> + Send {
+        async move {
+            let mut took = Vec::new();
+            loop {
+                let asked = Instant::now();
+                if asked >= until {
+                    return Ok(took);
+                }
+                self.release(self.acquire(client, name).await?).await?;
+                took.push(asked.elapsed().as_nanos() as u64);
+            }
+        }
+    }
 
     /// Ends all sessions and everything that they hold.
     fn close(self) -> impl Future<Output = TaskResult> + Send;

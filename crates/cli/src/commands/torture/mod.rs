@@ -72,6 +72,7 @@ pub(super) fn torture(args: &Torture) -> Result<u8, Failure> {
         resource: resource_url,
         fence: args.fence,
         ttl: args.ttl,
+        cached: args.cached,
         name,
         ledger,
         journal: directory.path().to_owned(),
@@ -117,6 +118,9 @@ fn possible(args: &Torture, url: &str, can: &Capabilities) -> Result<Vec<(String
             &format!("--fence {}", args.fence.name()),
             &format!("{why}; {instead}; or try --fence none"),
         );
+    }
+    if args.cached && !can.cached {
+        return cannot("--cached", "this lock service can't call a lock back; try our own, `lockkeeper:`");
     }
     if let (true, Some(pid)) = (args.faults.contains(&HolderFault::Server), args.server_pid) {
         conductor::can_signal(Pid::from_raw(pid))?;

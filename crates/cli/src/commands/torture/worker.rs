@@ -27,6 +27,11 @@ const BREATH: Duration = Duration::from_millis(50);
 /// The time limit for closing the session; if it is not closed in time, it expires by itself.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
+/// With a cached lock, a worker rests after so many sections: a lock that others want all the time is not
+/// cached.
+const SECTIONS_IN_ROW: u32 = 12;
+const REST: Duration = Duration::from_millis(120);
+
 /// The points at which a worker waits for the conductor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Point {
@@ -66,6 +71,8 @@ pub(super) struct Orders {
     pub(super) resource: String,
     pub(super) fence: TokenUse,
     pub(super) ttl: Duration,
+    /// Whether it uses a cached lock.
+    pub(super) cached: bool,
     /// The lock's name.
     pub(super) name: String,
     pub(super) ledger: String,
@@ -80,7 +87,7 @@ impl Orders {
     pub(super) fn to_line(&self) -> String {
         json!({
             "locks": self.locks, "resource": self.resource, "fence": self.fence.name(),
-            "ttl_ms": self.ttl.as_millis() as u64, "name": self.name, "ledger": self.ledger,
+            "ttl_ms": self.ttl.as_millis() as u64, "cached": self.cached, "name": self.name, "ledger": self.ledger,
             "journal": self.journal.to_string_lossy(), "serial": self.serial, "conductor": self.conductor,
         })
         .to_string()
@@ -98,6 +105,7 @@ impl Orders {
                 .into_iter()
                 .find(|way| way.name() == fence)?,
             ttl: Duration::from_millis(orders["ttl_ms"].as_u64()?),
+            cached: orders["cached"].as_bool()?,
             name: text("name")?,
             ledger: text("ledger")?,
             journal: text("journal")?.into(),
@@ -132,6 +140,9 @@ struct Worker {
     journal: Journal,
     serial: u32,
     updates: u32,
+    /// After so many sections the worker rests.
+    sections_in_row: u32,
+    sections: u32,
 }
 
 /// Why a section was not completed.
@@ -158,7 +169,11 @@ impl Worker {
         }
         let locks = settings::connect(&orders.locks, &format!("torture worker {}", orders.serial)).await?;
         let lock = locks.mutex(&orders.name).ttl(orders.ttl).wait(Wait::Forever);
+        let (lock, sections_in_row) =
+            if orders.cached { (lock.cached(), SECTIONS_IN_ROW) } else { (lock, u32::MAX) };
         Ok(Self {
+            sections_in_row,
+            sections: 0,
             lock,
             locks,
             resource: OpenLedger::open(&orders.resource, &orders.ledger, orders.fence).await?,
@@ -182,6 +197,10 @@ impl Worker {
     }
 
     async fn section(&mut self) -> Result<(), Cut> {
+        self.sections += 1;
+        if self.sections.is_multiple_of(self.sections_in_row) {
+            tokio::time::sleep(REST).await;
+        }
         reached(Point::Idle)?;
         self.journal.note(&JournalStep::Asked)?;
         let guard = match self.lock.acquire().await {
@@ -301,6 +320,7 @@ mod tests {
             resource: "file:///tmp".to_owned(),
             fence: TokenUse::Write,
             ttl: Duration::from_millis(1500),
+            cached: true,
             name: "a/b".to_owned(),
             ledger: "a-b".to_owned(),
             journal: "/tmp/a b".into(),
