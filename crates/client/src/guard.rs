@@ -11,7 +11,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{ChangeError, Lost, ReleaseError, VerifyError};
 use crate::kind::{Fenced, Kind, Unfenced};
-use crate::observe;
 use crate::session::HoldHandle;
 
 /// A held lock. Dropping it releases the lock in the background; [`Guard::release`] returns the result.
@@ -20,25 +19,20 @@ use crate::session::HoldHandle;
 /// ([`Guard::lost`]) and writes must carry [`Guard::token`] to a fence.
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard<F: Kind = Unfenced> {
-    inner: Arc<GuardInner>,
+    inner: Arc<HoldHandle>,
     kind: PhantomData<F>,
 }
 
-struct GuardInner {
-    backend: &'static str,
-    hold: HoldHandle,
-}
-
 impl<F: Kind> Guard<F> {
-    pub(crate) fn new(backend: &'static str, hold: HoldHandle) -> Self {
-        Self { inner: Arc::new(GuardInner { backend, hold }), kind: PhantomData }
+    pub(crate) fn new(hold: HoldHandle) -> Self {
+        Self { inner: Arc::new(hold), kind: PhantomData }
     }
 
     /// Fires when the hold is lost: no later than its deadline, from a timer that does not depend on I/O
     /// (P5).
     #[must_use]
     pub fn lost(&self) -> CancellationToken {
-        self.inner.hold.lost().clone()
+        self.inner.lost().clone()
     }
 
     /// The cause of the loss, if the hold is lost.
@@ -53,7 +47,7 @@ impl<F: Kind> Guard<F> {
     /// # Errors
     /// [`Lost`] if the hold is lost, for any cause.
     pub fn valid_until(&self) -> Result<Option<BootInstant>, Lost> {
-        self.inner.hold.valid_until()
+        self.inner.valid_until()
     }
 
     /// Waits until [`Guard::valid_until`] differs from `known`, and returns it: for programs that pass the
@@ -62,19 +56,19 @@ impl<F: Kind> Guard<F> {
     /// # Errors
     /// [`Lost`] once the hold is lost.
     pub async fn valid_until_changes(&self, known: Option<BootInstant>) -> Result<Option<BootInstant>, Lost> {
-        self.inner.hold.valid_until_changes(known).await
+        self.inner.valid_until_changes(known).await
     }
 
     /// Why renewals of the hold's lease fail at present: the latest error of the lock service or of the
     /// connection. If they fail until the deadline, the hold is lost. `None` while renewals succeed.
     #[must_use]
     pub fn trouble(&self) -> Option<Arc<str>> {
-        self.inner.hold.trouble()
+        self.inner.trouble()
     }
 
     /// Waits until [`Guard::trouble`] differs from `known`, and returns it. Cancel-safe.
     pub async fn trouble_changes(&self, known: Option<&str>) -> Option<Arc<str>> {
-        self.inner.hold.trouble_changes(known).await
+        self.inner.trouble_changes(known).await
     }
 
     /// Checks that the hold remains valid for at least `need`, by the state of this process. No I/O.
@@ -83,7 +77,7 @@ impl<F: Kind> Guard<F> {
     /// [`Lost`]; also with [`LossCause::Expired`] if the remaining validity is merely shorter than `need`.
     pub fn check(&self, need: Duration) -> Result<(), Lost> {
         match self.valid_until()? {
-            Some(until) if until - self.inner.hold.now() < need => Err(Lost::new(LossCause::Expired)),
+            Some(until) if until - self.inner.now() < need => Err(Lost::new(LossCause::Expired)),
             _ => Ok(()),
         }
     }
@@ -94,7 +88,7 @@ impl<F: Kind> Guard<F> {
     /// # Errors
     /// [`VerifyError`].
     pub async fn verify(&self) -> Result<(), VerifyError> {
-        self.inner.hold.verify().await
+        self.inner.verify().await
     }
 
     /// Replaces the value of this hold, which others read by [`Locks::inspect`](crate::Locks::inspect) and
@@ -104,7 +98,7 @@ impl<F: Kind> Guard<F> {
     /// # Errors
     /// [`ChangeError`]; [`ChangeError::Unsupported`] if the lock service has no values.
     pub async fn set_value(&self, value: impl Into<Vec<u8>>) -> Result<(), ChangeError> {
-        let can = self.inner.hold.capabilities().values;
+        let can = self.inner.capabilities().values;
         self.change(can, "keep a value of a hold", HoldChange::SetValue(value.into().into())).await
     }
 
@@ -116,15 +110,15 @@ impl<F: Kind> Guard<F> {
     /// # Errors
     /// [`ChangeError`]; [`ChangeError::Backend`] for a permit.
     pub async fn downgrade(&self) -> Result<(), ChangeError> {
-        let can = self.inner.hold.capabilities().downgrade;
+        let can = self.inner.capabilities().downgrade;
         self.change(can, "share an exclusive hold", HoldChange::Downgrade).await
     }
 
     async fn change(&self, can: bool, what: &'static str, change: HoldChange) -> Result<(), ChangeError> {
         if !can {
-            return Err(self.inner.hold.capabilities().lacks(what).into());
+            return Err(self.inner.capabilities().lacks(what).into());
         }
-        self.inner.hold.change(change).await
+        self.inner.change(change).await
     }
 
     /// The slot of the permit at the first name; `None` in other modes.
@@ -136,14 +130,14 @@ impl<F: Kind> Guard<F> {
     /// Slot and limit of each permit, one per name in byte order; empty for other modes.
     #[must_use]
     pub fn permits(&self) -> &[PermitGrant] {
-        &self.inner.hold.granted.permits
+        &self.inner.granted.permits
     }
 
     /// The token as a number for display and logs; `None` if the backend issues none. To fence writes,
     /// connect with [`Locks::fenced`](crate::Locks::fenced) and use [`Guard::token`].
     #[must_use]
     pub fn token_hint(&self) -> Option<Token> {
-        self.inner.hold.granted.token
+        self.inner.granted.token
     }
 
     /// Another guard of the same hold, for code that is called under it and takes a guard of its own. The
@@ -161,9 +155,8 @@ impl<F: Kind> Guard<F> {
     /// [`ReleaseError::AlreadyLost`] if the hold was lost before: check the writes made since then.
     /// [`ReleaseError::Ambiguous`] if no answer arrived, or a refusal that may pass.
     pub async fn release(self) -> Result<(), ReleaseError> {
-        let Some(GuardInner { backend, hold }) = Arc::into_inner(self.inner) else { return Ok(()) };
+        let Some(hold) = Arc::into_inner(self.inner) else { return Ok(()) };
         let now = hold.now();
-        observe::released(backend, now - hold.since);
         let lost = hold.loss_at(now);
         let released = hold.release(now).await;
         lost.map_or(released, |lost| Err(ReleaseError::AlreadyLost(lost)))
@@ -174,7 +167,7 @@ impl<F: Kind> Guard<F> {
     /// descriptor holds the lock.
     #[must_use]
     pub fn descriptors(&self) -> Vec<std::os::fd::RawFd> {
-        self.inner.hold.descriptors()
+        self.inner.descriptors()
     }
 
     pub(crate) fn held(&self) -> Held<'_, F> {
@@ -187,7 +180,7 @@ impl Guard<Fenced> {
     /// with every write.
     #[must_use]
     pub fn token(&self) -> Token {
-        let token = self.inner.hold.granted.token;
+        let token = self.inner.granted.token;
         token.expect("a client that was made `fenced()` only hands out grants with tokens")
     }
 }

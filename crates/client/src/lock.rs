@@ -337,10 +337,12 @@ impl<F: Kind> Lock<F> {
     /// }
     ///
     /// # async fn example(locks: lockkeeper::Locks) {
-    /// let report = locks.mutex("reports").run(async |_held|
-    /// Ok(std::fs::read_to_string("reports.txt")?)).await; match report { Ok(text) => println!("{text}"),
-    /// Err(ReportError::Hold(HoldError::Lost(lost))) => println!("do it again: {lost}"), Err(error) =>
-    /// println!("{error}"), }
+    /// let report = locks.mutex("reports").run(async |_held| Ok(std::fs::read_to_string("reports.txt")?)).await;
+    /// match report {
+    ///     Ok(text) => println!("{text}"),
+    ///     Err(ReportError::Hold(HoldError::Lost(lost))) => println!("do it again: {lost}"),
+    ///     Err(error) => println!("{error}"),
+    /// }
     /// # }
     /// ```
     ///
@@ -454,7 +456,7 @@ impl<F: Kind> Lock<F> {
         let backend = self.core.backend_name();
         let result = result.map(|mut hold| {
             hold.hold_at_least(options.min_hold);
-            Guard::new(backend, hold)
+            Guard::new(hold)
         });
         let result = result.map_err(|NotHeld { why, refusal }| match (why, refusal) {
             (NotAcquired::Busy(busy), _) => AcquireError::Busy(busy),

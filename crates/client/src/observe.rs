@@ -15,6 +15,34 @@ pub(crate) fn released(backend: &'static str, held: Duration) {
     metrics::histogram!("lockkeeper_hold_seconds", "backend" => backend).record(held.as_secs_f64());
 }
 
+/// The metrics of sections of cached locks. Registered once: that costs more than a section.
+pub(crate) struct SectionMetrics {
+    acquires: metrics::Counter,
+    waits: metrics::Histogram,
+    holds: metrics::Histogram,
+}
+
+impl SectionMetrics {
+    pub(crate) fn register(backend: &'static str) -> Self {
+        Self {
+            acquires: metrics::counter!(
+                "lockkeeper_acquires_total", "backend" => backend, "outcome" => "acquired"
+            ),
+            waits: metrics::histogram!("lockkeeper_wait_seconds", "backend" => backend),
+            holds: metrics::histogram!("lockkeeper_hold_seconds", "backend" => backend),
+        }
+    }
+
+    pub(crate) fn began(&self) {
+        self.acquires.increment(1);
+        self.waits.record(0.0);
+    }
+
+    pub(crate) fn ended(&self, held: Duration) {
+        self.holds.record(held.as_secs_f64());
+    }
+}
+
 pub(crate) fn lost(backend: &'static str, names: &[LockName], cause: LossCause) {
     metrics::counter!("lockkeeper_lost_total", "backend" => backend, "cause" => cause.as_str()).increment(1);
     let names = names.iter().map(LockName::as_str).collect::<Vec<_>>().join(", ");

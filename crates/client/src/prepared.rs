@@ -11,7 +11,6 @@ use crate::guard::Guard;
 use crate::kind::Kind;
 use crate::lock::Lock;
 use crate::machine::cache::CachedLock;
-use crate::observe;
 use crate::session::{Caching, Session};
 
 /// The session and the content of a cached lock. Made once its options were checked.
@@ -93,9 +92,6 @@ impl<F: Kind> Lock<F> {
     /// Begins a section with a cached hold, if there is one that may be used.
     pub(crate) fn begin_section(&self) -> Option<Guard<F>> {
         let Prepared { session, lock } = &**self.prepared.get()?;
-        let hold = session.begin_section(lock, self.options.min_validity)?;
-        let backend = self.core.backend_name();
-        observe::acquired(backend, "acquired", Duration::ZERO);
-        Some(Guard::new(backend, hold))
+        session.begin_section(lock, self.options.min_validity).map(Guard::new)
     }
 }

@@ -15,7 +15,7 @@ mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 pub(crate) use cached::Caching;
 pub(crate) use hold::{HoldHandle, NotHeld};
@@ -31,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::machine::cache::{Cache, CachedSection};
 use crate::machine::{AcquireLimits, CallKind, Event, Key, Machine, NotAcquired, Output, Releasing, RunsOn};
+use crate::observe::SectionMetrics;
 
 /// A session in use. Dropping the last reference releases everything and closes the session.
 pub(crate) struct Session(Arc<SessionInner>);
@@ -59,6 +60,7 @@ struct SessionInner {
     inbox: Inbox,
     /// Locked after `state`, if both are.
     cache: Mutex<Cache<Arc<HoldStatus>>>,
+    section_metrics: OnceLock<SectionMetrics>,
 }
 
 /// Inputs that arrived while another thread held the state's lock; that thread processes them. Blocking on
@@ -177,6 +179,7 @@ impl Session {
             state: Mutex::new(state),
             inbox: Inbox::default(),
             cache: Mutex::default(),
+            section_metrics: OnceLock::new(),
         });
         inner.lease_thread.run(Box::pin(session_loop(
             inner.clone(),

@@ -13,6 +13,7 @@ use super::hold::{HoldHandle, HoldStatus};
 use super::{Event, RequestProgress, Session, SessionInner, SessionState};
 use crate::machine::Key;
 use crate::machine::cache::{AfterSection, Cache, CachedLock, CachedSection, RecallAnswer};
+use crate::observe::SectionMetrics;
 
 /// How a caller wants its hold to be cached.
 #[derive(Clone)]
@@ -34,6 +35,7 @@ impl Session {
         let (section, hold) = cache.begin(now, lock, min_validity)?;
         let hold = hold.clone();
         drop(cache);
+        self.0.section_metrics().began();
         Some(HoldHandle::of_section(self.clone(), section, hold, now))
     }
 
@@ -46,6 +48,10 @@ impl Session {
 impl SessionInner {
     pub(super) fn cache(&self) -> MutexGuard<'_, Cache<Arc<HoldStatus>>> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn section_metrics(&self) -> &SectionMetrics {
+        self.section_metrics.get_or_init(|| SectionMetrics::register(self.name()))
     }
 
     pub(super) fn end_section(&self, now: BootInstant, section: &CachedSection) -> AfterSection {

@@ -348,6 +348,11 @@ impl HoldHandle {
     /// Releases the hold, not before its least duration, and waits for the answer. A cached hold stays for
     /// the next section, if it may.
     pub(crate) async fn release(mut self, now: BootInstant) -> Result<(), ReleaseError> {
+        let (inner, held) = (&self.session.0, now - self.since);
+        match self.section {
+            Some(_) => inner.section_metrics().ended(held),
+            None => observe::released(inner.name(), held),
+        }
         if self.keeps(now) {
             self.over = true;
             return Ok(());

@@ -118,6 +118,69 @@ async fn after_a_recall_the_present_section_is_the_last_one() {
     assert!(matches!(blocked, Err(AcquireError::Busy(_))), "{blocked:?}");
 }
 
+/// Recalls, settles, and sections that begin and end at the same time on several threads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sections_of_many_tasks_on_few_names_never_overlap() {
+    struct Place {
+        inside: AtomicBool,
+        highest: AtomicU64,
+    }
+    let server = Server::new();
+    let clients = ["alice", "bob"].map(|label| server.client(label));
+    let new = |_| Place { inside: AtomicBool::new(false), highest: AtomicU64::new(0) };
+    let places: Arc<[Place; 8]> = Arc::new(std::array::from_fn(new));
+    let tasks = (0..12).map(|task: usize| {
+        let (locks, places) = (clients[usize::from(task % 6 == 0)].clone(), places.clone());
+        let cached: Vec<Lock> =
+            (0..places.len()).map(|name| locks.mutex(name.to_string()).cached()).collect();
+        tokio::spawn(async move {
+            for round in 0..2_000 {
+                // Mostly a name that no other task uses.
+                let name = if round % 50 == 0 { (task + round / 50) % 8 } else { task % 8 };
+                let lock = &cached[name];
+                let held = match round % 7 {
+                    6 => match lock.try_acquire().await.unwrap() {
+                        Some(held) => held,
+                        None => continue,
+                    },
+                    _ => lock.acquire().await.unwrap(),
+                };
+                let Place { inside, highest } = &places[name];
+                assert!(!inside.swap(true, Ordering::SeqCst), "two sections of {name} at once");
+                let token = held.token_hint().unwrap().get();
+                let before = highest.swap(token, Ordering::SeqCst);
+                assert!(token > before, "token {token} of {name} after {before} (P2)");
+                if round % 11 == 0 {
+                    tokio::task::yield_now().await;
+                }
+                inside.store(false, Ordering::SeqCst);
+                match round % 3 {
+                    0 => drop(held),
+                    _ => held.release().await.unwrap(),
+                }
+            }
+        })
+    });
+    let all = futures_util::future::join_all(tasks.collect::<Vec<_>>());
+    for done in tokio::time::timeout(Duration::from_secs(60), all).await.expect("somebody waits") {
+        done.unwrap();
+    }
+    until("all is given back", async || {
+        for name in 0..8 {
+            let info = clients[0].inspect(name.to_string()).await.unwrap();
+            if info.waiter_count > 0 || info.hold_count > 1 {
+                return false;
+            }
+        }
+        true
+    })
+    .await;
+    for client in clients {
+        assert_eq!(client.shutdown(Duration::from_secs(30)).await.left, 0);
+    }
+    assert!(server.client("carol").list(None).await.unwrap().is_empty(), "nothing is left");
+}
+
 /// The other client waits for one section at most, and no two sections overlap.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sections_of_two_clients_alternate_and_their_tokens_rise() {
