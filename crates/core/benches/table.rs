@@ -417,7 +417,8 @@ fn print_bytes_per_held_lock() {
 #[allow(clippy::print_stdout, reason = "the figure is this program's output")]
 fn print_search_for_deadlocks() {
     const CHAINS: usize = 100;
-    const WAITS: usize = 100;
+    // With the hold of each, a chain has 100 requests.
+    const WAITS: usize = 50;
     let mut bench = Bench::new();
     let hold = |bench: &mut Bench| {
         let name = bench.names.next();

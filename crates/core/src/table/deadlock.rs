@@ -9,13 +9,13 @@
 //! The order of the search decides what is found within its bound, so it must be the same on all replicas:
 //! names in byte order, holds by token, waiters by ticket.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Table;
 use super::acquire::Wanted;
-use super::crowd::{Class, opposed};
+use super::crowd::{Class, Here, opposed};
 use super::names::NodeId;
-use super::pass::Lane;
 use super::request::{RequestEntry, RequestId, RequestStage};
 use super::usage::AccountId;
 use crate::cycle::{Cycle, CycleRequest};
@@ -55,15 +55,26 @@ enum Stop {
     OutOfSteps,
 }
 
+/// Where requests may block a wait: a name, how it relates to the name of the wait, and whether shared requests are
+/// left out, as those that don't block a shared one.
+type Place = (NodeId, Side, bool);
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Side {
+    At,
+    Above,
+    Below,
+}
+
 struct Search<'a> {
     table: &'a Table,
     new: &'a Newcomer<'a>,
     steps_left: usize,
     queue: Vec<ReachedWait>,
     seen: BTreeSet<RequestId>,
-    /// The lanes whose holds were visited, and whose waiters up to the ticket were: many waits in one queue
+    /// The places whose holds were visited, and whose waiters up to the ticket were: many waits in one queue
     /// have the same before them.
-    lanes: BTreeMap<(NodeId, Lane), Ticket>,
+    places: BTreeMap<Place, Ticket>,
 }
 
 impl Table {
@@ -110,7 +121,7 @@ impl Table {
             steps_left: limits::DEADLOCK_STEPS_MAX,
             queue: Vec::new(),
             seen: BTreeSet::new(),
-            lanes: BTreeMap::new(),
+            places: BTreeMap::new(),
         };
         match search.run() {
             Err(Stop::Cycle { blocked, hold }) => Some(search.describe(blocked, hold)),
@@ -144,11 +155,19 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Until which ticket the lane was visited before; it is now, until this one.
-    fn pass(&mut self, lane: (NodeId, Lane), ticket: Ticket) -> Option<Ticket> {
-        let visited = self.lanes.get(&lane).copied();
-        self.lanes.insert(lane, visited.map_or(ticket, |visited| visited.max(ticket)));
-        visited
+    /// Until which ticket the place was visited before; it is now, until this one.
+    fn pass(&mut self, place: Place, ticket: Ticket) -> Option<Ticket> {
+        match self.places.entry(place) {
+            Entry::Vacant(entry) => {
+                entry.insert(ticket);
+                None
+            }
+            Entry::Occupied(mut entry) => {
+                let visited = *entry.get();
+                entry.insert(visited.max(ticket));
+                Some(visited)
+            }
+        }
     }
 
     /// Visits what blocks a wait. `blocked` is its index in the queue.
@@ -159,9 +178,9 @@ impl Search<'_> {
         ticket: Ticket,
     ) -> Result<(), Stop> {
         for &node in wanted.nodes {
-            self.visit_at(blocked, node, wanted.kind, &Class::ALL, ticket)?;
+            self.visit_at(blocked, (node, Side::At), wanted.kind, ticket)?;
             for (above, _) in self.table.names.above(node) {
-                self.visit_at(blocked, above, wanted.kind, &Class::SUBTREES, ticket)?;
+                self.visit_at(blocked, (above, Side::Above), wanted.kind, ticket)?;
             }
             if wanted.subtree {
                 self.visit_below(blocked, node, false, ticket)?;
@@ -173,20 +192,24 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Visits the holds and earlier waiters of these classes at a name that block requests of this mode.
+    /// Visits the holds and earlier waiters at a name that block requests of this mode for the name, or for one
+    /// below it.
     fn visit_at(
         &mut self,
         blocked: Option<usize>,
-        node: NodeId,
+        (node, side): (NodeId, Side),
         kind: ModeKind,
-        classes: &[Class],
         ticket: Ticket,
     ) -> Result<(), Stop> {
         let table = self.table;
         let here = &table.names.get(node).here;
-        for class in opposed(kind, classes) {
-            let visited = self.pass((node, Lane::At(class)), ticket);
-            if visited.is_none() {
+        if matches!(here, Here::Idle) {
+            return Ok(());
+        }
+        let classes: &[Class] = if side == Side::At { &Class::ALL } else { &Class::SUBTREES };
+        let visited = self.pass((node, side, kind == ModeKind::Shared), ticket);
+        if visited.is_none() {
+            for class in opposed(kind, classes) {
                 // Of many readers, those that end the search come first: there may be more than steps.
                 let is_crowded =
                     here.crowd().is_some_and(|it| it.holds.of(class).len() > limits::HOLDING_MAX);
@@ -199,13 +222,12 @@ impl Search<'_> {
                     self.visit_hold(blocked, hold)?;
                 }
             }
-            let from = visited.unwrap_or(Ticket(0));
-            if let Some(waiting) = here.waiting(class)
-                && from < ticket
-            {
-                for (_, &waiter) in waiting.range(from..ticket) {
-                    self.visit_waiter(blocked, waiter, None)?;
-                }
+        }
+        let from = visited.unwrap_or(Ticket(0));
+        for class in opposed(kind, classes).filter(|_| from < ticket) {
+            let waiting = here.waiting(class).filter(|waiting| !waiting.is_empty());
+            for (_, &waiter) in waiting.into_iter().flat_map(|waiting| waiting.range(from..ticket)) {
+                self.visit_waiter(blocked, waiter, None)?;
             }
         }
         Ok(())
@@ -220,7 +242,7 @@ impl Search<'_> {
         ticket: Ticket,
     ) -> Result<(), Stop> {
         let table = self.table;
-        let visited = self.pass((top, Lane::Below { shared }), ticket);
+        let visited = self.pass((top, Side::Below, shared), ticket);
         let below = table.names.get(top).below;
         let holds = if shared { below.all - below.unshared } else { below.unshared };
         if visited.is_none() && holds > 0 {

@@ -28,7 +28,7 @@ type LaneId = (NodeId, Lane);
 
 /// A lane of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Lane {
+enum Lane {
     /// Waiters of one class at the name itself.
     At(Class),
     /// Waiters strictly below the name.

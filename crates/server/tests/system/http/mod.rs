@@ -71,6 +71,29 @@ async fn lock_is_acquired_waited_for_and_released() {
     server.stop().await.unwrap();
 }
 
+/// Two locks in opposite order: the wait that would never end is refused (K2).
+#[tokio::test]
+async fn wait_for_oneself_is_a_deadlock() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let mut one = HttpClient::open(&server, 7, 30_000).await;
+    let mut two = HttpClient::open(&server, 8, 30_000).await;
+    let (first, second) = (one.hold(1, "a").await, two.hold(1, "b").await);
+    let wait = |token| json!({ "wait": true, "poll_ms": 0, "holding": [token] });
+    assert_eq!(one.acquire(2, "b", wait(first)).await.0, 202);
+    let (status, refused) = two.acquire(2, "a", wait(second)).await;
+    assert_eq!((status, &refused["code"]), (409, &json!("deadlock")), "{refused}");
+    let detail = refused["detail"].as_str().unwrap();
+    for words in ["waits for `a`", "(worker) holds `a`", "waits for `b`", &format!("with token {second}")] {
+        assert!(detail.contains(words), "no {words:?} in {detail}");
+    }
+    let (status, wrong) = two.acquire(3, "a", json!({ "holding": [0] })).await;
+    assert_eq!((status, &wrong["code"]), (400, &json!("invalid-argument")), "{wrong}");
+    assert_eq!(two.release(1).await, "released");
+    assert_eq!(one.acquire(2, "b", wait(first)).await.0, 200);
+    server.stop().await.unwrap();
+}
+
 /// P7: whatever answer is lost, the same call again gets it, and nothing is left behind.
 #[tokio::test]
 async fn lost_answers_lose_no_grant_and_leave_no_orphan() {
