@@ -9,7 +9,6 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::RefCell;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
@@ -415,6 +414,7 @@ fn print_bytes_per_held_lock() {
 /// holder waits for the next one: the search for a deadlock follows the whole chain. Beside it, the same
 /// acquire without a declared hold, which is not searched.
 #[allow(clippy::print_stdout, reason = "the figure is this program's output")]
+#[allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "divan shows no percentiles")]
 fn print_search_for_deadlocks() {
     const CHAINS: usize = 100;
     // With the hold of each, a chain has 100 requests.
@@ -440,7 +440,7 @@ fn print_search_for_deadlocks() {
         let mut times: Vec<_> = (0..20_000)
             .map(|round| {
                 let first = chains[round * 37 % CHAINS][0].0.clone();
-                let begun = Instant::now();
+                let begun = std::time::Instant::now();
                 let (seq, queued) = match declares {
                     true => bench.acquire_holding(first, own),
                     false => bench.acquire(HOLDER, first),

@@ -59,25 +59,20 @@ impl fmt::Display for Shortened<'_> {
 }
 
 impl CycleRequest {
-    fn names(&self) -> impl fmt::Display {
-        fmt::from_fn(|f| {
-            write!(f, "`{}`", Shortened(self.name.as_str(), 96))?;
-            if self.names > 1 { write!(f, " and {} more", self.names - 1) } else { Ok(()) }
-        })
+    fn names(&self) -> String {
+        let name = Shortened(self.name.as_str(), 96);
+        if self.names > 1 { format!("`{name}` and {} more", self.names - 1) } else { format!("`{name}`") }
     }
 
-    fn owner(&self) -> impl fmt::Display {
-        fmt::from_fn(|f| match &*self.label {
-            "" => write!(f, "{}", self.session),
-            label => write!(f, "{} ({})", self.session, Shortened(label, 48)),
-        })
+    fn owner(&self) -> String {
+        match &*self.label {
+            "" => self.session.to_string(),
+            label => format!("{} ({})", self.session, Shortened(label, 48)),
+        }
     }
 
-    fn age(&self) -> impl fmt::Display {
-        fmt::from_fn(|f| match self.age {
-            Some(age) => write!(f, " for {} s", age.as_secs()),
-            None => Ok(()),
-        })
+    fn age(&self) -> String {
+        self.age.map(|age| format!(" for {} s", age.as_secs())).unwrap_or_default()
     }
 }
 
