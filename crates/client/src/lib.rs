@@ -22,7 +22,8 @@
 //! #         (token.get() >= self.0.get()).then(|| self.0.set(token.get())).ok_or(Stale)
 //! #     }
 //! #     async fn read(&self) -> u64 { 41 }
-//! #     async fn write(&self, token: lockkeeper::Token, _: u64) -> Result<(), Stale> { self.enter(token).await }
+//! #     async fn write(&self, token: lockkeeper::Token, _: u64) -> Result<(), Stale> {
+//! self.enter(token).await }
 //! # }
 //! # #[derive(Debug, thiserror::Error)] #[error("stale")] struct Stale;
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -336,13 +336,10 @@ impl<F: Kind> Lock<F> {
     ///     }
     /// }
     ///
-    /// # async fn example(locks: lockkeeper::Locks) {
-    /// let report = locks.mutex("reports").run(async |_held| Ok(std::fs::read_to_string("reports.txt")?)).await;
-    /// match report {
-    ///     Ok(text) => println!("{text}"),
-    ///     Err(ReportError::Hold(HoldError::Lost(lost))) => println!("do it again: {lost}"),
-    ///     Err(error) => println!("{error}"),
-    /// }
+    /// # async fn example(locks: lockkeeper::Locks) { let report = locks.mutex("reports").run(async |_held|
+    /// Ok(std::fs::read_to_string("reports.txt")?)).await; match report { Ok(text) => println!("{text}"),
+    /// Err(ReportError::Hold(HoldError::Lost(lost))) => println!("do it again: {lost}"), Err(error) =>
+    /// println!("{error}"), }
     /// # }
     /// ```
     ///

@@ -1,6 +1,6 @@
-//! The crowd of the raw protocol client. It sends one request that blocks all others, then the others; a crowd of
-//! cached holds has no such request, and is recalled by those of other clients. Then it waits or disconnects for a while; finally it lets all of them be granted, cancels them, or closes its
-//! session.
+//! The crowd of the raw protocol client. It sends one request that blocks all others, then the others; a
+//! crowd of cached holds has no such request, and is recalled by those of other clients. Then it waits or
+//! disconnects for a while; finally it lets all of them be granted, cancels them, or closes its session.
 
 use std::collections::BTreeMap;
 

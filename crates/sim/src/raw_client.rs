@@ -1,6 +1,6 @@
 //! A raw protocol client, which sends frames directly. It repeats commands out of order, and uses operations
-//! that the library uses otherwise (values, downgrades, cached holds). It computes no lease deadline, so only the table
-//! and the replies are checked.
+//! that the library uses otherwise (values, downgrades, cached holds). It computes no lease deadline, so only
+//! the table and the replies are checked.
 
 mod calls;
 

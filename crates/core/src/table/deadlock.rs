@@ -55,8 +55,8 @@ enum Stop {
     OutOfSteps,
 }
 
-/// Where requests may block a wait: a name, how it relates to the name of the wait, and whether shared requests are
-/// left out, as those that don't block a shared one.
+/// Where requests may block a wait: a name, how it relates to the name of the wait, and whether shared
+/// requests are left out, as those that don't block a shared one.
 type Place = (NodeId, Side, bool);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -192,8 +192,8 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Visits the holds and earlier waiters at a name that block requests of this mode for the name, or for one
-    /// below it.
+    /// Visits the holds and earlier waiters at a name that block requests of this mode for the name, or for
+    /// one below it.
     fn visit_at(
         &mut self,
         blocked: Option<usize>,

@@ -1,8 +1,8 @@
 //! Cached holds (C2 to C7) as a second model: two or three clients of one lock, and every order of acquires,
 //! recalls, sections that begin by themselves, lost streams, stalls beyond the lease, and ends of sessions.
 //!
-//! That a session ends only after its client's lease deadline is the subject of the first model, and taken for
-//! granted here. So the leaders are not in this model: a new one is a new stream.
+//! That a session ends only after its client's lease deadline is the subject of the first model, and taken
+//! for granted here. So the leaders are not in this model: a new one is a new stream.
 
 mod action;
 mod client;

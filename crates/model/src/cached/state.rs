@@ -1,5 +1,5 @@
-//! The state of the model of cached holds: one lock, the table's view of it, and the clients, each with a stream
-//! that keeps the order of its messages.
+//! The state of the model of cached holds: one lock, the table's view of it, and the clients, each with a
+//! stream that keeps the order of its messages.
 
 /// Ticks for which a client's lease is valid after a sign of life.
 pub(crate) const LEASE: u8 = 2;

@@ -101,8 +101,8 @@ impl CachedModel {
         self.drop_request(state, client);
     }
 
-    /// A new stream: the recall is told again, and the client sends again what has no answer. If its session has
-    /// ended, the client begins another one.
+    /// A new stream: the recall is told again, and the client sends again what has no answer. If its session
+    /// has ended, the client begins another one.
     pub(crate) fn attach(self, state: &mut CachedState, client: u8) {
         let is_recalled = state.hold.is_some_and(|hold| hold.client == client && hold.is_recalled);
         // The hold is not recalled any more once it is settled.

@@ -5,8 +5,8 @@
 //! produces, command by command (P1, P2, P4, P7, P8). `members.rs`: membership (P1, P10). `silence.rs`: which
 //! sessions a node may expire (P9). `order.rs`: the order of acquires (P8). `rounds.rs` and `reads.rs`:
 //! whether a node still led when it answered, and whether the answer is right (P2, P6). `reply_checker.rs`:
-//! replies to clients (P2, P7, P10). `answers.rs`: all checks of an answer (P5 for calls, C4). `tries.rs`: answers
-//! to requests that do not wait (C6). The guards are checked in `world/mod.rs` (P4, P5).
+//! replies to clients (P2, P7, P10). `answers.rs`: all checks of an answer (P5 for calls, C4). `tries.rs`:
+//! answers to requests that do not wait (C6). The guards are checked in `world/mod.rs` (P4, P5).
 
 mod answers;
 mod log;

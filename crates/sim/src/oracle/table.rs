@@ -145,8 +145,8 @@ impl History {
         of_session.filter(move |(_, at)| **at <= index).map(|((_, seq), _)| *seq)
     }
 
-    /// Lets the open tries see whether their locks are in use, by the first tokens of the cached holds that are
-    /// idle.
+    /// Lets the open tries see whether their locks are in use, by the first tokens of the cached holds that
+    /// are idle.
     pub(crate) fn look_at_tries(&mut self, idle: &BTreeSet<u64>) {
         self.tries.look_at_clients(&self.snapshot, idle);
     }
