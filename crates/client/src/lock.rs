@@ -543,7 +543,7 @@ impl<F: Kind> Lock<F> {
             (wait != Wait::No, can.wait, "wait for a lock"),
             (options.max_waiters.is_some(), can.queue_limit, "limit the number of waiters"),
             (!options.value.is_empty(), can.values, "keep a value of a hold"),
-            (options.cached, can.cached, "cache a lock: it can't recall a hold that another client needs"),
+            (options.cached, can.cached, "cache a lock"),
             (!options.keep_closed.is_zero(), can.keep_closed, "keep a lock closed after its hold"),
             (!options.lock_delay.is_zero(), can.lock_delay, "delay a lock after its holder vanished"),
             (

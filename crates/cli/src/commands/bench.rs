@@ -27,6 +27,9 @@ use crate::table::Table;
 
 /// The time limit for closing sessions; a session that is not closed in time expires by itself.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
+/// Of the pairs of cached locks, one in this number is timed: reading the clock costs a tenth of a pair each
+/// time, and a second has millions of them.
+const CACHED_PAIRS_PER_SAMPLE: u64 = 16;
 
 /// One acquire and its release, in nanoseconds since boot.
 #[derive(Clone, Copy, Default)]
@@ -41,7 +44,10 @@ struct Pair {
 /// The results of a run. Values that a workload does not measure are empty, zero or `None`.
 #[derive(Default)]
 struct Figures {
+    /// The timed ones.
     pairs: Vec<Pair>,
+    /// The number of all pairs.
+    count: u64,
     seconds: f64,
     cpu_us: f64,
     /// The number of library clients that the tasks share.
@@ -58,11 +64,11 @@ pub(super) async fn bench(args: Bench) -> Result<u8, Failure> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut signals = install_signals()?;
         let locks = settings::connect(&url, "bench").await?;
-        let pairs = {
+        let (pairs, count) = {
             let measuring = client(&locks, args.workload, worker, stop.clone(), Some(args.seconds));
             tokio::pin!(measuring);
             tokio::select! {
-                pairs = &mut measuring => pairs?,
+                measured = &mut measuring => measured?,
                 _ = signals.until_end() => {
                     stop.store(true, Ordering::Relaxed);
                     measuring.await?
@@ -70,6 +76,7 @@ pub(super) async fn bench(args: Bench) -> Result<u8, Failure> {
             }
         };
         let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
+        output::line(count.to_string())?;
         for pair in pairs {
             let Pair { token, asked, granted, releasing, released } = pair;
             output::line(format!("{token} {asked} {granted} {releasing} {released}"))?;
@@ -108,13 +115,14 @@ fn progress(seconds: u64) -> ProgressBar {
 }
 
 /// Runs one client until the run is over: repeats acquire and release; or, for `keepalive`, holds one lock.
+/// Returns the timed pairs, and the number of all.
 async fn client(
     locks: &Locks,
     workload: Workload,
     number: u32,
     stop: Arc<AtomicBool>,
     seconds: Option<u64>,
-) -> Result<Vec<Pair>, Failure> {
+) -> Result<(Vec<Pair>, u64), Failure> {
     let name = match workload {
         Workload::Handoff => "lockkeeper-bench/contended".to_owned(),
         _ => format!("lockkeeper-bench/{number}"),
@@ -126,12 +134,22 @@ async fn client(
         while !over() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        return Ok(Vec::new());
+        return Ok((Vec::new(), 0));
     }
-    let lock = locks.mutex(&name).ttl(own_session(30, number));
-    let mut pairs = Vec::new();
+    let mut lock = locks.mutex(&name).ttl(own_session(30, number));
+    if workload == Workload::Cached {
+        lock = lock.cached();
+    }
+    let failed = |error: lockkeeper::ReleaseError| Failure::new(UNAVAILABLE, error.to_string());
+    let (mut pairs, mut count) = (Vec::new(), 0_u64);
     let now = || BootInstant::now().as_nanos();
-    while !over() {
+    loop {
+        count += 1;
+        if workload == Workload::Cached && !count.is_multiple_of(CACHED_PAIRS_PER_SAMPLE) {
+            lock.acquire().await?.release().await.map_err(failed)?;
+            tokio::task::yield_now().await;
+            continue;
+        }
         let asked = now();
         let guard = lock.acquire().await?;
         let granted = now();
@@ -141,12 +159,14 @@ async fn client(
             tokio::task::yield_now().await;
         }
         let releasing = now();
-        guard.release().await.map_err(|error| Failure::new(UNAVAILABLE, error.to_string()))?;
+        guard.release().await.map_err(failed)?;
         pairs.push(Pair { token, asked, granted, releasing, released: now() });
+        if over() {
+            return Ok((pairs, count));
+        }
         // Without this, the task would acquire again at once and starve the other tasks of this thread.
         tokio::task::yield_now().await;
     }
-    Ok(pairs)
 }
 
 /// A ttl that is unique to the task: locks with equal ttls share a session, and each task needs its own. The
@@ -187,7 +207,9 @@ async fn tasks(args: &Bench, url: &str) -> Result<Figures, Failure> {
     stop.store(true, Ordering::Relaxed);
     let mut figures = Figures { connections: Some(connections.len()), ..Figures::default() };
     while let Some(done) = running.join_next().await {
-        figures.pairs.extend(done.map_err(|error| Failure::new(INTERNAL, error.to_string()))??);
+        let (pairs, count) = done.map_err(|error| Failure::new(INTERNAL, error.to_string()))??;
+        figures.pairs.extend(pairs);
+        figures.count += count;
     }
     figures.seconds = (BootInstant::now() - began).as_secs_f64();
     figures.cpu_us = cpu_us(UsageWho::RUSAGE_SELF) - cpu;
@@ -200,7 +222,11 @@ async fn tasks(args: &Bench, url: &str) -> Result<Figures, Failure> {
 async fn processes(args: &Bench, url: &str) -> Result<Figures, Failure> {
     let cpu = cpu_us(UsageWho::RUSAGE_CHILDREN);
     let began = BootInstant::now();
-    let workload = if args.workload == Workload::Handoff { "handoff" } else { "uncontended" };
+    let workload = match args.workload {
+        Workload::Handoff => "handoff",
+        Workload::Cached => "cached",
+        _ => "uncontended",
+    };
     let mut signals = install_signals()?;
     let mut workers = Vec::new();
     for number in 0..args.clients {
@@ -228,8 +254,13 @@ async fn processes(args: &Bench, url: &str) -> Result<Figures, Failure> {
         for line in lines {
             let line = line?;
             let numbers: Vec<u64> = line.split(' ').filter_map(|number| number.parse().ok()).collect();
-            let [token, asked, granted, releasing, released] = numbers[..] else { return Err(lost_worker()) };
-            figures.pairs.push(Pair { token, asked, granted, releasing, released });
+            match numbers[..] {
+                [count] => figures.count += count,
+                [token, asked, granted, releasing, released] => {
+                    figures.pairs.push(Pair { token, asked, granted, releasing, released });
+                }
+                _ => return Err(lost_worker()),
+            }
         }
     }
     // Before the workers' pids are free for others.
@@ -332,15 +363,14 @@ fn print(args: &Bench, url: &str, figures: &Figures) -> Result<(), Failure> {
         return output::line(format!("{bytes:.0} bytes of memory for each of {} held locks", args.held));
     }
     let cores = figures.cpu_us / figures.seconds / 1e6;
-    let pairs = figures.pairs.len();
-    if pairs == 0 {
+    if figures.count == 0 {
         return output::line(format!("{cores:.2} cores"));
     }
-    let per_second = |count: usize| count as f64 / figures.seconds;
+    let pairs = figures.count as f64;
     output::line(format!(
         "{:.0} pairs of acquire and release a second, {:.1} µs of CPU each, {cores:.2} cores",
-        per_second(pairs),
-        figures.cpu_us / pairs as f64
+        pairs / figures.seconds,
+        figures.cpu_us / pairs
     ))?;
     let mut table = Table::new(["", "P50", "P90", "P99", "MAX"]);
     let rows =
@@ -386,6 +416,7 @@ fn histogram(sorted: &[u64]) -> Vec<String> {
 /// Microseconds for display, in milliseconds or seconds where that is shorter.
 fn micros(micros: f64) -> String {
     match micros {
+        ..1.0 => format!("{micros:.2} µs"),
         ..1e3 => format!("{micros:.0} µs"),
         ..1e6 => format!("{:.1} ms", micros / 1e3),
         _ => format!("{:.1} s", micros / 1e6),
@@ -394,9 +425,9 @@ fn micros(micros: f64) -> String {
 
 fn in_json(args: &Bench, url: &str, figures: &Figures, latencies: &Latencies) -> Value {
     let Latencies { acquire, release, handoff } = latencies;
-    let count = figures.pairs.len();
-    let rate = |count: usize| (count > 0).then(|| (count as f64 / figures.seconds).round());
-    let cpu_per_pair = (count > 0).then(|| (figures.cpu_us / count as f64 * 10.0).round() / 10.0);
+    let count = figures.count;
+    let rate = |count: u64| (count > 0).then(|| (count as f64 / figures.seconds).round());
+    let cpu_per_pair = (count > 0).then(|| (figures.cpu_us / count as f64 * 100.0).round() / 100.0);
     json!({
         "locks": url,
         "workload": format!("{:?}", args.workload).to_lowercase(),
@@ -406,7 +437,7 @@ fn in_json(args: &Bench, url: &str, figures: &Figures, latencies: &Latencies) ->
         "pairs_per_s": rate(count),
         "acquire_us": { "p50": percentile(acquire, 50), "p99": percentile(acquire, 99) },
         "release_us": { "p50": percentile(release, 50) },
-        "handoffs_per_s": rate(handoff.len()),
+        "handoffs_per_s": rate(handoff.len() as u64),
         "handoff_us": { "p50": percentile(handoff, 50), "p99": percentile(handoff, 99) },
         "cpu_us_per_pair": cpu_per_pair,
         "cpu_percent": (figures.seconds > 0.0).then(|| (figures.cpu_us / figures.seconds / 1e2).round() / 100.0),
@@ -429,6 +460,7 @@ mod tests {
 
     #[test]
     fn latencies_are_shown_in_a_fitting_unit() {
-        assert_eq!([7.4, 1_500.0, 2_340_000.0].map(micros), ["7 µs", "1.5 ms", "2.3 s"]);
+        let shown = [0.354, 7.4, 1_500.0, 2_340_000.0].map(micros);
+        assert_eq!(shown, ["0.35 µs", "7 µs", "1.5 ms", "2.3 s"]);
     }
 }

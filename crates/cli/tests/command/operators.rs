@@ -119,7 +119,7 @@ fn doctor_reports_capabilities_and_tests_the_service() {
 #[test]
 fn bench_json_has_all_fields_for_every_workload() {
     let test = TestDir::new();
-    for workload in ["uncontended", "handoff", "keepalive", "memory"] {
+    for workload in ["uncontended", "cached", "handoff", "keepalive", "memory"] {
         let line =
             format!("bench --locks memory: --workload {workload} --clients 2 --seconds 1 --held 500 --json");
         let ended = test.ran(&line);
@@ -136,7 +136,7 @@ fn bench_json_has_all_fields_for_every_workload() {
             }
         }
         let measured = match workload {
-            "uncontended" => &said["pairs_per_s"],
+            "uncontended" | "cached" => &said["pairs_per_s"],
             "handoff" => &said["handoff_us"]["p99"],
             "memory" => &said["bytes_per_lock"],
             _ => &said["clients"],

@@ -286,6 +286,8 @@ impl<F: Kind> Lock<F> {
         linger(linger: Duration),
         holding_token(token: Token),
         min_validity(need: Duration),
+        cached(),
+        cache_for(idle: Duration),
         grace(grace: Duration),
         value(value: impl Into<Vec<u8>>),
         meta(key: impl Into<String>, value: impl Into<String>),

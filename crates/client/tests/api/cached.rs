@@ -130,7 +130,7 @@ async fn sections_of_many_tasks_on_few_names_never_overlap() {
     let new = |_| Place { inside: AtomicBool::new(false), highest: AtomicU64::new(0) };
     let places: Arc<[Place; 8]> = Arc::new(std::array::from_fn(new));
     let tasks = (0..12).map(|task: usize| {
-        let (locks, places) = (clients[usize::from(task % 6 == 0)].clone(), places.clone());
+        let (locks, places) = (clients[usize::from(task.is_multiple_of(6))].clone(), places.clone());
         let cached: Vec<Lock> =
             (0..places.len()).map(|name| locks.mutex(name.to_string()).cached()).collect();
         tokio::spawn(async move {
