@@ -18,6 +18,8 @@ pub struct LockOptions {
     pub lock_delay: Option<Duration>,
     pub linger: Option<Duration>,
     pub min_validity: Option<Duration>,
+    pub cached: bool,
+    pub cache_for: Option<Duration>,
     pub grace: Option<Duration>,
     pub value: Option<Vec<u8>>,
     pub meta: Vec<(String, String)>,
@@ -28,7 +30,7 @@ pub struct LockOptions {
 impl LockOptions {
     pub(crate) fn on<F: Kind>(&self, mut lock: Lock<F>) -> Lock<F> {
         type Set<F> = fn(Lock<F>, Duration) -> Lock<F>;
-        let times: [(Option<Duration>, Set<F>); 8] = [
+        let times: [(Option<Duration>, Set<F>); 9] = [
             (self.ttl, Lock::ttl),
             (self.max_hold, Lock::max_hold),
             (self.min_hold, Lock::min_hold),
@@ -36,6 +38,7 @@ impl LockOptions {
             (self.lock_delay, Lock::lock_delay),
             (self.linger, Lock::linger),
             (self.min_validity, Lock::min_validity),
+            (self.cache_for, Lock::cache_for),
             (self.grace, Lock::grace),
         ];
         for (value, set) in times {
@@ -45,6 +48,9 @@ impl LockOptions {
         }
         if self.no_renew {
             lock = lock.no_renew();
+        }
+        if self.cached {
+            lock = lock.cached();
         }
         if self.subtree {
             lock = lock.subtree();

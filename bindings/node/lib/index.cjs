@@ -9,8 +9,8 @@ const { bridge, call, checked } = require("./bridge.cjs");
 const { checkNames, described: _described, native: _native, ...errors } = require("./errors.cjs");
 const { FencedGuard, Guard, bytes, partition, run } = require("./guard.cjs");
 
-const TIMES = ["ttl", "maxHold", "minHold", "keepClosed", "lockDelay", "linger", "minValidity", "grace"];
-const OPTIONS = [...TIMES, "renew", "wait", "maxWaiters", "subtree", "value", "meta", "holding"];
+const TIMES = ["ttl", "maxHold", "minHold", "keepClosed", "lockDelay", "linger", "minValidity", "cacheFor", "grace"];
+const OPTIONS = [...TIMES, "cached", "renew", "wait", "maxWaiters", "subtree", "value", "meta", "holding"];
 
 /** The options of a lock, as the native module takes them. */
 function lockOptions(options = {}) {

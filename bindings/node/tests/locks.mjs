@@ -92,6 +92,26 @@ test("a lock that is held is not acquired", async () => {
   await (await waits).release();
 });
 
+test("a cached lock stays with its client until another asks", async () => {
+  const [locks, other] = [await connect(own), await connect(own)];
+  const name = unique();
+  const lock = locks.fenced().mutex(name, { cached: true, cacheFor: 60_000 });
+  let last = 0;
+  for (let section = 0; section < 8; section++) {
+    const guard = await lock.acquire();
+    assert.ok(guard.token > last);
+    last = guard.token;
+    await guard.release();
+  }
+  assert.equal((await locks.inspect(name)).holdCount, 1);
+  const taken = await other.mutex(name).tryAcquire();
+  assert.ok(taken);
+  await taken.release();
+  assert.equal((await locks.inspect(name)).holdCount, 0);
+  const redis = await connect(process.env.LOCKKEEPER_REDIS_URL);
+  await assert.rejects(redis.mutex(name, { cached: true }).acquire(), { name: "Unsupported", what: "cache a lock" });
+});
+
 test("a loss aborts the signal and ends the section", async () => {
   const locks = (await connect(own)).fenced();
   const lock = locks.mutex(unique(), { maxHold: 200 });

@@ -35,6 +35,10 @@ pub(crate) struct Options {
     #[pyo3(default)]
     min_validity: Option<f64>,
     #[pyo3(default)]
+    cached: Option<bool>,
+    #[pyo3(default)]
+    cache_for: Option<f64>,
+    #[pyo3(default)]
     grace: Option<f64>,
     #[pyo3(default)]
     value: Option<Vec<u8>>,
@@ -100,6 +104,8 @@ impl Options {
             lock_delay: time("lock_delay", self.lock_delay)?,
             linger: time("linger", self.linger)?,
             min_validity: time("min_validity", self.min_validity)?,
+            cached: self.cached == Some(true),
+            cache_for: time("cache_for", self.cache_for)?,
             grace: time("grace", self.grace)?,
             value: self.value,
             meta: self.meta,

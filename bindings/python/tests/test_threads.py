@@ -103,6 +103,25 @@ def test_waits_as_long_as_asked(url: str, own: str, name: str) -> None:
     few.acquire(timeout=False).release()
 
 
+def test_a_cached_lock_stays_with_its_client_until_another_asks(url: str, own: str, name: str) -> None:
+    locks = lockkeeper.connect(url)
+    lock, tokens = locks.mutex(name, cached=True, cache_for=60), []
+    if url != own:
+        with pytest.raises(lockkeeper.Unsupported, match="cache a lock"):
+            lock.acquire()
+        return
+    for _ in range(8):
+        guard = lock.acquire()
+        tokens.append(locks.inspect(name).holds[0].token)
+        guard.release()
+    assert locks.inspect(name).hold_count == 1
+    assert len(set(tokens[3:])) == 1, "one hold for the last sections"
+    other = lockkeeper.connect(url).mutex(name).try_acquire()
+    assert other is not None
+    other.release()
+    assert locks.inspect(name).hold_count == 0
+
+
 def test_loss_is_told_to_all_who_ask(own: str, name: str) -> None:
     locks = lockkeeper.connect(own)
     with pytest.raises(lockkeeper.LockLost) as lost, locks.mutex(name, max_hold=0.3) as guard:

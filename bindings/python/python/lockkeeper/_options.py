@@ -36,6 +36,10 @@ class Options(TypedDict, total=False):
     linger: Seconds
     #: How much of the lease must be left when the lock is acquired.
     min_validity: Seconds
+    #: Keep the lock between its sections while nobody else wants it: then an acquire needs no round trip.
+    cached: bool
+    #: How long a cached lock is kept without a section.
+    cache_for: Seconds
     #: How long before the lease's end the hold counts as lost.
     grace: Seconds
     #: A value that others see with the hold.
@@ -47,9 +51,9 @@ class Options(TypedDict, total=False):
 
 
 _TIMES = frozenset(
-    ["ttl", "max_hold", "min_hold", "keep_closed", "lock_delay", "linger", "min_validity", "grace"]
+    ["ttl", "max_hold", "min_hold", "keep_closed", "lock_delay", "linger", "min_validity", "cache_for", "grace"]
 )
-_KNOWN = _TIMES | {"renew", "wait", "max_waiters", "subtree", "value", "meta", "holding"}
+_KNOWN = _TIMES | {"cached", "renew", "wait", "max_waiters", "subtree", "value", "meta", "holding"}
 
 
 def seconds(value: Seconds) -> float:
