@@ -19,6 +19,9 @@ use crate::mutants::MutantLocation;
 use crate::net::Down;
 use crate::scenario::Fault;
 
+/// The wall clock at the beginning of a run: in 2027, so that the counter of tokens is far behind it (C3).
+const BEGAN_AT: WallTime = WallTime(1_800_000_000_000);
+
 impl SimNode {
     pub(super) fn turn_soon(&mut self, core: &mut Core, at: Nanos) {
         let Some(process) = &mut self.process else { return };
@@ -49,7 +52,7 @@ impl SimNode {
         let before = process.read_before.take().filter(|_| core.is(MutantLocation::ClockBeforeInput));
         process.visits_before = process.replica.table().visits();
         // The clocks of nodes have different origins: to the table, a new leader's wall clock jumps.
-        process.replica.begin(before.unwrap_or(local), WallTime(local.as_millis() as u64));
+        process.replica.begin(before.unwrap_or(local), WallTime(BEGAN_AT.0 + local.as_millis() as u64));
         for (from, frame) in std::mem::take(&mut process.frames) {
             match PeerFrame::decode(frame.as_slice()) {
                 Ok(frame) => process.replica.handle(Event::Peer(frame.messages)),
