@@ -383,7 +383,11 @@ impl<F: Kind> Lock<F> {
             token = Empty
         );
         let result = match self.begin_section() {
-            Some(guard) => Ok(guard),
+            Some(guard) => {
+                // A loop over a cached lock waits for nothing, and would starve the other tasks of its thread.
+                tokio::task::coop::consume_budget().await;
+                Ok(guard)
+            }
             None => self.acquire_within(&span, wait).instrument(span.clone()).await,
         };
         span.record("outcome", outcome(&result));

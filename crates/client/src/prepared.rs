@@ -34,8 +34,8 @@ impl<F: Kind> Lock<F> {
     /// others wait for the ttl (or [`Lock::linger`]) also while the lock is only cached. Only one task of a
     /// client at a time uses a cached hold: another one asks the lock service, which recalls it. An acquire
     /// serves only locks with the same names, [`Lock::subtree`], [`Lock::value`] and [`Lock::meta`]. Keep the
-    /// lock and acquire it again, since a new one has to be prepared first. An acquire that needs no round
-    /// trip does not yield to other tasks.
+    /// lock and acquire it again, since a new one has to be prepared first. The sections of one hold share
+    /// its fate: a token of [`Guard::lost`] that is kept beyond its section fires with the hold.
     ///
     /// Only an exclusive lock with renewal, and without [`Lock::keep_closed`], [`Lock::min_hold`] and
     /// [`Lock::max_hold`], and only where the lock service can recall a hold

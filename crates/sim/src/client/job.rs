@@ -91,7 +91,7 @@ impl SimClient {
             let name = scenario.names[self.index % scenario.names.len()].clone();
             let request = AcquireRequest {
                 names: vec![name],
-                subtree: scenario.subtree > 0 && self.index % 2 == 0,
+                subtree: scenario.subtree > 0 && self.index.is_multiple_of(2),
                 wait: dice.chance(85),
                 ..exclusive()
             };
