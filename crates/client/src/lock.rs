@@ -384,7 +384,8 @@ impl<F: Kind> Lock<F> {
         );
         let result = match self.begin_section() {
             Some(guard) => {
-                // A loop over a cached lock waits for nothing, and would starve the other tasks of its thread.
+                // A loop over a cached lock waits for nothing, and would starve the other tasks of its
+                // thread.
                 tokio::task::coop::consume_budget().await;
                 Ok(guard)
             }

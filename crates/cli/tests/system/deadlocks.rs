@@ -28,10 +28,10 @@ fn last_of_two_runs_in_opposite_order_is_refused() {
     first.ended().is_silent_success();
     assert!(test.path("did-b").exists() && !test.path("did-a").exists());
     // With a limit it waits, since that ends by itself.
-    let limited = format!("run x -- {OWN} run --wait 20ms x -- true");
+    let limited = format!("run x -- {OWN} run --wait 2s x -- true");
     test.ran(&limited).is_one_line(exit::DEADLOCK, &["--reenter"]);
     let holder = test.holder("y", &[]);
-    let limited = format!("run x -- {OWN} run --wait 20ms y -- true");
+    let limited = format!("run x -- {OWN} run --wait 2s y -- true");
     test.ran(&limited).is_one_line(exit::BUSY, &["did not become free"]);
     drop(holder);
 }

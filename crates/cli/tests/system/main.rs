@@ -5,6 +5,7 @@
 mod access;
 mod backups;
 mod browser;
+mod cached;
 mod cluster;
 mod deadlocks;
 mod directories;

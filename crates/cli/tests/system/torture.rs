@@ -114,6 +114,16 @@ fn our_service_loses_one_update_with_a_check_on_writes() {
     loses_less_with_a_check_on_writes(&test);
 }
 
+/// Cached locks lose nothing either: a stalled or killed holder has a token for each of its sections.
+#[test]
+fn our_service_loses_no_update_with_cached_locks() {
+    let (test, _node) = TestDir::new().served();
+    let figures = test.tortured("--fence enter --faults pause,kill --cached", exit::OK);
+    assert_eq!((figures.injected("pause"), figures.injected("kill")), (3, 3), "{figures:?}");
+    assert_eq!((figures.of("lost"), figures.of("token_regressions")), (0, 0), "{figures:?}");
+    assert!(figures.of("acknowledged") > 0, "{figures:?}");
+}
+
 #[test]
 fn our_service_loses_no_update_with_enter() {
     let (test, _node) = TestDir::new().served();

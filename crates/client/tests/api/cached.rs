@@ -357,7 +357,7 @@ async fn a_shutdown_releases_cached_locks_and_so_does_the_end_of_the_last_client
 }
 
 #[tokio::test]
-async fn a_settle_that_is_lost_is_sent_again() {
+async fn a_recall_that_is_lost_is_told_again() {
     let server = Server::with_virtual_time();
     let (alice, bob) = (server.client("alice"), server.client("bob"));
     let lock = alice.mutex("a").ttl(TTL).cached();

@@ -17,9 +17,9 @@ const DISTANCE: Duration = Duration::from_secs(3_600);
 /// The leader's account of blocks.
 #[derive(Default)]
 pub(super) struct TokenPace {
-    /// The distance in microseconds, and the reading of the lease clock, at the leader's first request for a
-    /// block.
-    began: Option<(i64, Duration)>,
+    /// The distance in microseconds when the leader's lease clock was 0, if no token was issued until its
+    /// first request for a block.
+    began: Option<i64>,
     /// Tokens of the commands that are queued or in flight.
     pending: u64,
 }
@@ -32,10 +32,10 @@ impl TokenPace {
         }
         let clock = wall.0.saturating_sub(TOKENS_EPOCH_MS).saturating_mul(1_000);
         let distance = |counter: u64| clock as i64 - counter as i64;
-        let (first, since) = *self.began.get_or_insert((distance(table.last_token()), now));
+        let passed = now.as_micros() as i64;
+        let began = *self.began.get_or_insert_with(|| distance(table.last_token()).saturating_sub(passed));
         // A quarter of the time that passes widens a distance that is too small; blocks may use the rest.
-        let least =
-            (DISTANCE.as_micros() as i64).min(first.saturating_add((now - since).as_micros() as i64 / 4));
+        let least = (DISTANCE.as_micros() as i64).min(began.saturating_add(passed / 4));
         let drawn = u64::from(asked) + 1;
         if distance(table.last_token() + self.pending + drawn) < least {
             return 0;

@@ -212,7 +212,8 @@ impl SimNode {
         let visits = process.replica.table().visits();
         let outputs = process.replica.take_outputs();
         let reads = process.replica.table().visits() - visits;
-        core.oracle.worked(core.now, self.id, visits - process.visits_before, reads);
+        // An installed snapshot brings a new table, which counts from 0.
+        core.oracle.worked(core.now, self.id, visits.saturating_sub(process.visits_before), reads);
         process.visits_before += reads;
         for output in outputs {
             match output {
