@@ -182,7 +182,7 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(seed: u64, mutant: Option<MutantLocation>, keep_trace: bool) -> Self {
         let mut dice = Rng::new(seed);
-        let scenario = Scenario::roll(&mut dice).with_crowd_or_calls(&mut Rng::new(!seed));
+        let scenario = Scenario::roll(&mut dice).with_additions(&mut Rng::new(!seed));
         let mut trace = Trace::new(keep_trace);
         trace.note(0, format_args!("{scenario:?}"));
         Self {

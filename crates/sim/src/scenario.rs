@@ -260,11 +260,10 @@ impl Scenario {
         }
     }
 
-    /// Adds a crowd (hundreds of requests queued by one client) to some seeds, and calls to some others.
-    /// `dice` is another RNG than that of [`Self::roll`], so that the choices made there do not depend on
-    /// these.
-    pub(crate) fn with_crowd_or_calls(mut self, dice: &mut Rng) -> Self {
-        self.caches = dice.pick(&[0, 50, 100]);
+    /// Adds a crowd (hundreds of requests queued by one client) to some seeds, calls to some others, and
+    /// caching clients to half of them. `dice` is another RNG than that of [`Self::roll`], so that the
+    /// choices made there do not depend on these.
+    pub(crate) fn with_additions(mut self, dice: &mut Rng) -> Self {
         self.crowd = Crowd::roll(dice);
         self.budgets = Budgets::roll(dice, self.crowd.as_ref());
         self.has_calls = self.has_hand && self.crowd.is_none() && dice.chance(50);
@@ -278,6 +277,7 @@ impl Scenario {
             self.faults.extend(moves.into_iter().filter(|_| self.nodes > 1));
             self.faults.extend([Fault::NodeCrash, Fault::StreamBreak]);
         }
+        self.caches = dice.pick(&[0, 0, 50, 100]);
         self
     }
 }

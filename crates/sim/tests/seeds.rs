@@ -34,6 +34,10 @@ fn part(number: u64) -> Coverage {
         seen.changes > seeds && seen.wiped > 0 && seen.raised > 0,
         "the members hardly changed, or no disk was lost, or no rules were raised: {seen:?}"
     );
+    assert!(
+        seen.cached > seeds && seen.recalled > seeds && seen.local > seeds / 2,
+        "the clients hardly cached, or no hold was recalled, or no section began by itself (C1): {seen:?}"
+    );
     assert!(seen.resumed > 0, "no crowd left work for later (M2): {seen:?}");
     assert!(seen.overwritten > 0, "no update was lost without the fence: was it needed? {seen:?}");
     seen

@@ -1,7 +1,7 @@
 //! A client: when it begins a section by itself, and what it does with a recall.
 
 use super::rule::CachedRule;
-use super::state::{CachedState, Down, Held, LEASE, Stage, Up};
+use super::state::{CachedState, ClientHold, ClientStage, Down, LEASE, Up};
 use super::{CachedAction, CachedModel};
 
 impl CachedModel {
@@ -11,7 +11,7 @@ impl CachedModel {
             actions.push(CachedAction::End(client));
         }
         match it.stage {
-            Stage::None if it.section.is_none() && it.is_attached && it.lease > 0 && it.is_live => {
+            ClientStage::None if it.section.is_none() && it.is_attached && it.lease > 0 && it.is_live => {
                 if it.asked < self.asks {
                     let spare = if client == 0 || self.all_cache { self.spare } else { 0 };
                     actions.push(CachedAction::Ask { client, spare, is_try: false });
@@ -20,7 +20,7 @@ impl CachedModel {
                     }
                 }
             }
-            Stage::Held(held) if it.section.is_none() && held.left > 0 => {
+            ClientStage::Held(held) if it.section.is_none() && held.left > 0 => {
                 let is_valid = it.lease > 0 || !self.has(CachedRule::ValidLease);
                 let may = !held.is_recalled || !self.has(CachedRule::NoneAfterRecall);
                 if is_valid && may {
@@ -30,7 +30,8 @@ impl CachedModel {
                     actions.push(CachedAction::GiveBack(client));
                 }
             }
-            Stage::None | Stage::Asked { .. } | Stage::Held(_) | Stage::Finishing => {}
+            ClientStage::None | ClientStage::Asked { .. } | ClientStage::Held(_) | ClientStage::Finishing => {
+            }
         }
         if it.is_attached {
             if !it.up.is_empty() {
@@ -63,18 +64,18 @@ impl CachedModel {
     pub(crate) fn ask(state: &mut CachedState, client: u8, spare: u8, is_try: bool) {
         let it = state.client_mut(client);
         it.asked += 1;
-        it.stage = Stage::Asked { spare, is_try, is_recalled: false };
+        it.stage = ClientStage::Asked { spare, is_try, is_recalled: false };
         Self::send(state, client, Up::Acquire { spare, is_try });
     }
 
     pub(crate) fn finish(state: &mut CachedState, client: u8) {
-        state.client_mut(client).stage = Stage::Finishing;
+        state.client_mut(client).stage = ClientStage::Finishing;
         Self::send(state, client, Up::Finish);
     }
 
     /// A section begins: with a grant, or by the client itself.
     pub(crate) fn begin(self, state: &mut CachedState, client: u8) {
-        let Stage::Held(mut held) = state.client(client).stage else { return };
+        let ClientStage::Held(mut held) = state.client(client).stage else { return };
         let token = held.next;
         if self.has(CachedRule::FreshToken) {
             held.next += 1;
@@ -87,7 +88,7 @@ impl CachedModel {
         state.highest = state.highest.max(token);
         let it = state.client_mut(client);
         it.section = Some(token);
-        it.stage = Stage::Held(held);
+        it.stage = ClientStage::Held(held);
         if is_own {
             state.waiters.iter_mut().for_each(|waiter| waiter.saw_use = true);
         }
@@ -95,7 +96,7 @@ impl CachedModel {
 
     pub(crate) fn end(self, state: &mut CachedState, client: u8) {
         state.client_mut(client).section = None;
-        let Stage::Held(held) = state.client(client).stage else { return };
+        let ClientStage::Held(held) = state.client(client).stage else { return };
         let is_over = held.is_recalled && self.has(CachedRule::SettledEnds);
         if is_over || held.left == 0 {
             Self::finish(state, client);
@@ -106,9 +107,9 @@ impl CachedModel {
         let it = state.client_mut(client);
         let what = it.down.remove(0);
         match (what, it.stage) {
-            (Down::Granted { token, spare }, Stage::Asked { is_recalled, .. }) => {
+            (Down::Granted { token, spare }, ClientStage::Asked { is_recalled, .. }) => {
                 let (next, left) = (token, spare + 1);
-                it.stage = Stage::Held(Held { next, left, is_recalled: false, settles: false });
+                it.stage = ClientStage::Held(ClientHold { next, left, is_recalled: false, settles: false });
                 if it.lease == 0 {
                     return Self::finish(state, client);
                 }
@@ -117,10 +118,12 @@ impl CachedModel {
                     self.recalled(state, client);
                 }
             }
-            (Down::Busy, Stage::Asked { .. }) | (Down::Finished, Stage::Finishing) => it.stage = Stage::None,
+            (Down::Busy, ClientStage::Asked { .. }) | (Down::Finished, ClientStage::Finishing) => {
+                it.stage = ClientStage::None
+            }
             (Down::Recalled, _) => self.recalled(state, client),
-            (Down::Settled, Stage::Held(held)) => {
-                it.stage = Stage::Held(Held { settles: false, ..held });
+            (Down::Settled, ClientStage::Held(held)) => {
+                it.stage = ClientStage::Held(ClientHold { settles: false, ..held });
             }
             _ => {}
         }
@@ -130,9 +133,9 @@ impl CachedModel {
     pub(crate) fn recalled(self, state: &mut CachedState, client: u8) {
         let it = state.client_mut(client);
         match &mut it.stage {
-            Stage::Asked { is_recalled, .. } => *is_recalled = self.has(CachedRule::EarlyRecall),
-            Stage::Held(held) if held.is_recalled => {}
-            Stage::Held(held) => {
+            ClientStage::Asked { is_recalled, .. } => *is_recalled = self.has(CachedRule::EarlyRecall),
+            ClientStage::Held(held) if held.is_recalled => {}
+            ClientStage::Held(held) => {
                 held.is_recalled = true;
                 if it.section.is_some() {
                     held.settles = true;
@@ -141,7 +144,7 @@ impl CachedModel {
                     Self::finish(state, client);
                 }
             }
-            Stage::None | Stage::Finishing => {}
+            ClientStage::None | ClientStage::Finishing => {}
         }
     }
 
@@ -150,7 +153,7 @@ impl CachedModel {
         for client in 0..self.clients {
             let it = state.client_mut(client);
             it.lease = it.lease.saturating_sub(1);
-            if it.lease == 0 && matches!(it.stage, Stage::Held(_)) && self.has(CachedRule::ValidLease) {
+            if it.lease == 0 && matches!(it.stage, ClientStage::Held(_)) && self.has(CachedRule::ValidLease) {
                 Self::finish(state, client);
             }
         }

@@ -14,7 +14,7 @@ use stateright::Property;
 
 pub use action::CachedAction;
 pub use rule::CachedRule;
-use state::{CachedState, LEASE, Stage};
+use state::{CachedState, ClientStage, LEASE};
 
 /// The promises that the model checks: P1, P2, P5 and P8 for sections that begin by themselves, and the rules
 /// C4 (a recall reaches its holder, which acts on it) and C6 (a try is busy only if the lock is in use).
@@ -46,7 +46,7 @@ impl CachedModel {
 /// P1: at most one client is in a section and may consider its hold live.
 fn is_exclusive(state: &CachedState) -> bool {
     let inside = |client: &&state::CachingClient| {
-        client.section.is_some() && client.lease > 0 && matches!(client.stage, Stage::Held(_))
+        client.section.is_some() && client.lease > 0 && matches!(client.stage, ClientStage::Held(_))
     };
     state.clients.iter().filter(inside).count() <= 1
 }
@@ -57,7 +57,7 @@ fn hears_recall(state: &CachedState) -> bool {
     let Some(hold) = state.hold else { return true };
     let client = state.client(hold.client);
     let is_quiet = client.is_attached && client.down.is_empty() && client.up.is_empty();
-    let Stage::Held(held) = client.stage else { return true };
+    let ClientStage::Held(held) = client.stage else { return true };
     !is_quiet || !hold.is_recalled || (held.is_recalled && client.section.is_some())
 }
 
@@ -122,12 +122,12 @@ impl stateright::Model for CachedModel {
             }),
             Property::sometimes("a recall comes before the grant", |_, it: &CachedState| {
                 let early = |client: &state::CachingClient| {
-                    matches!(client.stage, Stage::Asked { is_recalled: true, .. })
+                    matches!(client.stage, ClientStage::Asked { is_recalled: true, .. })
                 };
                 it.clients.iter().any(early)
             }),
             Property::sometimes("a block is used up", |_, it: &CachedState| {
-                let last = |stage: Stage| matches!(stage, Stage::Held(held) if held.left == 0);
+                let last = |stage: ClientStage| matches!(stage, ClientStage::Held(held) if held.left == 0);
                 it.clients.iter().any(|client| client.asked > 0 && last(client.stage))
             }),
         ]

@@ -10,7 +10,7 @@ pub(crate) const CLIENTS: usize = 3;
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct CachedState {
     pub(crate) clients: [CachingClient; CLIENTS],
-    pub(crate) hold: Option<Hold>,
+    pub(crate) hold: Option<TableHold>,
     /// First come, first served.
     pub(crate) waiters: Vec<Waiter>,
     /// The last token that the table has drawn.
@@ -18,13 +18,13 @@ pub struct CachedState {
     /// The highest token of a section so far.
     pub(crate) highest: u8,
     /// What an event has broken.
-    pub(crate) faults: Faults,
+    pub(crate) faults: OrderFaults,
     pub(crate) met: Met,
 }
 
 /// Promises that can't be read from the state, since they are about the order of two events.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub(crate) struct Faults {
+pub(crate) struct OrderFaults {
     /// P2: a section began with a token that is not above those of all sections before.
     pub(crate) token_not_above: bool,
     /// P5: a section began with a hold that had ended.
@@ -51,7 +51,7 @@ pub(crate) struct CachingClient {
     pub(crate) is_attached: bool,
     /// The table has the client's session.
     pub(crate) is_live: bool,
-    pub(crate) stage: Stage,
+    pub(crate) stage: ClientStage,
     /// The token of the section that is open. It may stay open after the hold was lost.
     pub(crate) section: Option<u8>,
     /// On their way: from the client, and to it.
@@ -61,7 +61,7 @@ pub(crate) struct CachingClient {
 
 /// What a client knows of its request. It has one at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(crate) enum Stage {
+pub(crate) enum ClientStage {
     #[default]
     None,
     Asked {
@@ -70,13 +70,13 @@ pub(crate) enum Stage {
         /// A recall came before the grant.
         is_recalled: bool,
     },
-    Held(Held),
+    Held(ClientHold),
     /// The request is finished, and this is not answered yet.
     Finishing,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Held {
+pub(crate) struct ClientHold {
     /// The token of the next section.
     pub(crate) next: u8,
     /// Tokens left in the block, from `next` on.
@@ -104,7 +104,7 @@ pub(crate) enum Down {
 
 /// The hold, in the table.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Hold {
+pub(crate) struct TableHold {
     pub(crate) client: u8,
     pub(crate) token: u8,
     pub(crate) spare: u8,
@@ -130,11 +130,11 @@ impl CachedState {
     }
 
     /// Whether the hold's client uses the lock, or has sent that it no longer caches it.
-    pub(crate) fn is_in_use(&self, hold: Hold) -> bool {
+    pub(crate) fn is_in_use(&self, hold: TableHold) -> bool {
         let client = self.client(hold.client);
         match client.stage {
-            Stage::Held(held) => !hold.is_cached || held.settles || client.section.is_some(),
-            Stage::None | Stage::Asked { .. } | Stage::Finishing => true,
+            ClientStage::Held(held) => !hold.is_cached || held.settles || client.section.is_some(),
+            ClientStage::None | ClientStage::Asked { .. } | ClientStage::Finishing => true,
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The table: what it does with each message of a client.
 
 use super::rule::CachedRule;
-use super::state::{CachedState, Down, Hold, Up, Waiter};
-use super::{CachedModel, Stage};
+use super::state::{CachedState, Down, TableHold, Up, Waiter};
+use super::{CachedModel, ClientStage};
 
 impl CachedModel {
     pub(crate) fn apply(self, state: &mut CachedState, client: u8) {
@@ -61,7 +61,7 @@ impl CachedModel {
     fn grant(self, state: &mut CachedState, client: u8, spare: u8) {
         let token = state.counter + 1;
         state.counter = if self.has(CachedRule::WholeBlock) { token + spare } else { token };
-        let hold = Hold { client, token, spare, is_cached: spare > 0, is_recalled: false };
+        let hold = TableHold { client, token, spare, is_cached: spare > 0, is_recalled: false };
         state.hold = Some(hold);
         Self::tell(state, client, Down::Granted { token, spare });
     }
@@ -110,14 +110,14 @@ impl CachedModel {
         let it = state.client_mut(client);
         (it.is_attached, it.lease) = (true, super::state::LEASE);
         if !std::mem::replace(&mut it.is_live, true) {
-            it.stage = Stage::None;
+            it.stage = ClientStage::None;
             return;
         }
         let again = match it.stage {
-            Stage::None => None,
-            Stage::Asked { spare, is_try, .. } => Some(Up::Acquire { spare, is_try }),
-            Stage::Held(held) => held.settles.then_some(Up::Settle),
-            Stage::Finishing => Some(Up::Finish),
+            ClientStage::None => None,
+            ClientStage::Asked { spare, is_try, .. } => Some(Up::Acquire { spare, is_try }),
+            ClientStage::Held(held) => held.settles.then_some(Up::Settle),
+            ClientStage::Finishing => Some(Up::Finish),
         };
         it.up.extend(again);
         if is_recalled && is_cached && self.has(CachedRule::ToldAgain) {

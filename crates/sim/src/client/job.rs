@@ -85,8 +85,10 @@ impl SimClient {
     pub(crate) fn begin_job(&mut self, core: &mut Core) {
         let scenario = core.scenario.clone();
         let dice = &mut core.dice;
-        let caches = dice.chance(scenario.caches);
-        if caches && dice.chance(80) {
+        let caches = scenario.caches > 0 && dice.chance(scenario.caches);
+        let is_cached = |job: &Job| job.lock.is_some() && job.state != JobState::Over;
+        let share = if caches && self.jobs.values().any(is_cached) { 10 } else { 80 };
+        if caches && dice.chance(share) {
             // A lock of its own, which others want now and then.
             let name = scenario.names[self.index % scenario.names.len()].clone();
             let request = AcquireRequest {
@@ -139,9 +141,9 @@ impl SimClient {
         let dice = &mut core.dice;
         let session = if caches || dice.chance(75) { 0 } else { self.sessions.len() - 1 };
         let nanos = Duration::from_nanos;
+        let wait_until = (stormy && dice.chance(50)).then(|| now + nanos(dice.spread(MS, 4 * ttl)));
         let limits = AcquireLimits {
-            wait_until: (request.wait && stormy && dice.chance(50))
-                .then(|| now + nanos(dice.spread(MS, 4 * ttl))),
+            wait_until: wait_until.filter(|_| request.wait),
             patience: (!request.wait).then(|| nanos(ttl / 3)),
             min_validity: nanos(if stormy && dice.chance(20) { dice.within(0, ttl / 4) } else { 0 }),
             max_hold: (stormy && !caches && dice.chance(20)).then(|| nanos(dice.spread(10 * MS, 2 * ttl))),
