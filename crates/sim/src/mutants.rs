@@ -93,7 +93,7 @@ pub const ALL: &[Mutant] = &[
         location: MutantLocation::Replica(OfReplica::OlderAttachAccepted),
         what: "a delayed attach takes the session over from a later one",
         caught_by: &["P5", "P7", "P9"],
-        seed: 2,
+        seed: 5,
     },
     Mutant {
         name: "break-opens-at-once",
@@ -135,7 +135,7 @@ pub const ALL: &[Mutant] = &[
         location: MutantLocation::Replica(OfReplica::DedupForgotten),
         what: "an acquire that is repeated runs anew",
         caught_by: &["P2", "P7", "P8"],
-        seed: 0,
+        seed: 2,
     },
     Mutant {
         name: "wrong-queue-order",
@@ -184,7 +184,7 @@ pub const ALL: &[Mutant] = &[
         location: MutantLocation::Replica(OfReplica::ClosuresOpenAtOnce),
         what: "a new leader opens closed holds at once",
         caught_by: &["P9"],
-        seed: 0,
+        seed: 6,
     },
     Mutant {
         name: "linger-on-time-out",
@@ -198,7 +198,7 @@ pub const ALL: &[Mutant] = &[
         location: MutantLocation::Replica(OfReplica::VoteNotDurable),
         what: "a node says for whom it votes before that is on its disk",
         caught_by: &["P1", "P6", "P10"],
-        seed: 110,
+        seed: 54,
     },
     Mutant {
         name: "ack-before-sync",
@@ -219,7 +219,7 @@ pub const ALL: &[Mutant] = &[
         location: MutantLocation::Replica(OfReplica::FollowerAnswersCheckToken),
         what: "a follower answers what a token is worth",
         caught_by: &["P2", "P6"],
-        seed: 10,
+        seed: 11,
     },
     Mutant {
         name: "dropped-batch-skipped",
@@ -310,7 +310,7 @@ pub const ALL: &[Mutant] = &[
         location: MutantLocation::Replica(OfReplica::GrantNotPolled),
         what: "a grant does not answer the call that waits for the session's requests",
         caught_by: &["P7"],
-        seed: 3,
+        seed: 29,
     },
     Mutant {
         name: "secret-unchecked",
@@ -331,14 +331,14 @@ pub const ALL: &[Mutant] = &[
         location: MutantLocation::InstallOrderSwapped,
         what: "the log is reset before the snapshot that takes its place has its name",
         caught_by: &["P10"],
-        seed: 1,
+        seed: 2,
     },
     Mutant {
         name: "grant-renews",
         location: MutantLocation::GrantRenews,
         what: "a grant is taken for an acknowledgement",
         caught_by: &["P4", "P5"],
-        seed: 33,
+        seed: 219,
     },
     Mutant {
         name: "clock-before-input",
@@ -352,7 +352,7 @@ pub const ALL: &[Mutant] = &[
         location: MutantLocation::SyncSkipped,
         what: "a write is called synced and was not",
         caught_by: &["P10"],
-        seed: 0,
+        seed: 2,
     },
     Mutant {
         name: "reply-before-sync",
@@ -394,7 +394,7 @@ pub const ALL: &[Mutant] = &[
         location: MutantLocation::LossIgnored,
         what: "a guard says held after its loss was signalled",
         caught_by: &["P4", "P5"],
-        seed: 0,
+        seed: 1,
     },
     Mutant {
         name: "drop-forgotten",
@@ -443,14 +443,14 @@ pub const ALL: &[Mutant] = &[
         location: MutantLocation::Replica(OfReplica::RecalledForgotten),
         what: "a new leader does not tell a recall again",
         caught_by: &["C4"],
-        seed: 10,
+        seed: 29,
     },
     Mutant {
         name: "no-fence",
         location: MutantLocation::NoFence,
         what: "the resource takes any token",
         caught_by: &["P3"],
-        seed: 1,
+        seed: 5,
     },
     Mutant {
         name: "fence-without-enter",

@@ -238,6 +238,7 @@ impl SimNode {
         process.sockets.remove(&stream);
         let is_call = core.net.lines.get(&stream).is_some_and(|line| line.is_call);
         process.inbox.push_back(if is_call {
+            process.polls.end(CallId(stream.0));
             Event::CallDropped(CallId(stream.0))
         } else {
             Event::StreamClosed { stream, cause: StreamCloseCause::Service }
