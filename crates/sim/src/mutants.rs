@@ -373,7 +373,7 @@ pub const ALL: &[Mutant] = &[
         location: MutantLocation::DriftBeyondMargin,
         what: "clients' clocks are 5 % slow, the margin is 1 %",
         caught_by: &["P5"],
-        seed: 116,
+        seed: 462,
     },
     Mutant {
         name: "detach-unheard",
