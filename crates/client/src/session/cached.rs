@@ -61,19 +61,18 @@ impl SessionInner {
     /// Reports a grant, and caches its hold if it has spare tokens.
     pub(super) fn granted(&self, state: &mut SessionState, key: Key, grant: Granted) {
         let Some(caller) = state.callers.get(&key) else { return };
-        let mut section = None;
-        if let Some(Caching { lock, cache_for }) = caller.caching.as_ref().filter(|_| !caller.met_others) {
-            let mut cache = self.cache();
-            let hold = caller.hold.clone();
-            let too_many;
-            (section, too_many) = cache.granted(self.clock.now(), key, lock, &grant, *cache_for, hold);
-            state.cache_due = cache.next_due();
-            drop(cache);
-            caller.hold.report(RequestProgress::Granted(grant, section));
-            too_many.inspect(|&key| state.abandon(key));
-            return;
-        }
+        let (section, too_many) = match caller.caching.as_ref().filter(|_| !caller.met_others) {
+            Some(Caching { lock, cache_for }) => {
+                let mut cache = self.cache();
+                let hold = caller.hold.clone();
+                let cached = cache.granted(self.clock.now(), key, lock, &grant, *cache_for, hold);
+                state.cache_due = cache.next_due();
+                cached
+            }
+            None => (None, None),
+        };
         caller.hold.report(RequestProgress::Granted(grant, section));
+        too_many.inspect(|&key| state.abandon(key));
     }
 
     /// A caller's request was queued, or the lock was busy.

@@ -4,7 +4,7 @@ use super::deadlock::Newcomer;
 use super::names::NodeId;
 use super::request::{Extras, Few, Owner, RequestEntry, RequestId, RequestStage, base_bytes};
 use super::work::Budget;
-use super::{Table, tell_ends, tell_recalls};
+use super::{Table, tell_recalls};
 use crate::command::{Acquire, IfBusy};
 use crate::cycle::Cycle;
 use crate::limits;
@@ -30,7 +30,7 @@ impl Table {
 
     /// The checks that come first for every numbered command except `Finish`: session, `done_through`, seq
     /// and the limit of kept answers. `Err` is the reply to a command that is not executed.
-    pub(super) fn take_seq(
+    fn take_seq(
         &mut self,
         id: SessionId,
         seq: Seq,
@@ -61,13 +61,7 @@ impl Table {
     /// queue length of `Busy` are left out: they are informational, and the holder may differ between
     /// replicas, since the search for it visits a bounded number of names in an order that differs between
     /// replicas (M2). The cycle of a deadlock is left out because it is long.
-    pub(super) fn keep_own(
-        &mut self,
-        id: SessionId,
-        seq: Seq,
-        fingerprint: Fingerprint,
-        reply: Reply,
-    ) -> Reply {
+    fn keep_own(&mut self, id: SessionId, seq: Seq, fingerprint: Fingerprint, reply: Reply) -> Reply {
         let kept = match &reply {
             Reply::Busy { .. } => Reply::Busy { holder: None, queued_ahead: 0 },
             Reply::Refused(Rejection::Deadlock { .. }) => {
@@ -257,29 +251,41 @@ impl Table {
         done_through: Seq,
         out: &mut Effects,
     ) -> Reply {
-        let fingerprint = Fingerprint::of_downgrade(target);
+        self.change_hold(id, seq, target, Fingerprint::of_downgrade(target), done_through, |table, hold| {
+            match table.requests[hold as usize].kind {
+                ModeKind::Shared => Reply::Done,
+                ModeKind::Permit => Reply::Refused(Rejection::WrongMode { target }),
+                ModeKind::Exclusive => {
+                    table.share(hold);
+                    table.end_caching(hold, out);
+                    Reply::Done
+                }
+            }
+        })
+    }
+
+    /// Runs a numbered command that changes one of the session's live holds, and keeps its answer.
+    pub(super) fn change_hold(
+        &mut self,
+        id: SessionId,
+        seq: Seq,
+        target: Seq,
+        fingerprint: Fingerprint,
+        done_through: Seq,
+        change: impl FnOnce(&mut Self, RequestId) -> Reply,
+    ) -> Reply {
         if let Err(answer) = self.take_seq(id, seq, fingerprint, done_through) {
             return answer;
         }
         let reply = match self.own_hold(id, target) {
+            Ok(hold) => change(self, hold),
             Err(reply) => reply,
-            Ok(hold) => match self.requests[hold as usize].kind {
-                ModeKind::Shared => Reply::Done,
-                ModeKind::Permit => Reply::Refused(Rejection::WrongMode { target }),
-                ModeKind::Exclusive => {
-                    self.share(hold);
-                    let mut ends = Vec::new();
-                    self.end_caching(hold, &mut ends);
-                    tell_ends(ends, out);
-                    Reply::Done
-                }
-            },
         };
         self.keep_own(id, seq, fingerprint, reply)
     }
 
     /// Returns the session's live hold with this seq, if it is not revoked.
-    pub(super) fn own_hold(&self, id: SessionId, target: Seq) -> Result<RequestId, Reply> {
+    fn own_hold(&self, id: SessionId, target: Seq) -> Result<RequestId, Reply> {
         let not_held = Reply::Refused(Rejection::NotHeld { target });
         let session = self.sessions.get(id).ok_or(Reply::SessionGone)?;
         let &request = session.live.get(&target).ok_or(not_held.clone())?;

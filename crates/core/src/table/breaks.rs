@@ -1,11 +1,11 @@
 //! Breaks by an operator (B1–B3), and the status of a token (B4).
 
+use super::Table;
 use super::crowd::Class;
 use super::describe::TokenStatus;
 use super::end::Closure;
 use super::names::NodeId;
 use super::request::{RequestId, RequestStage};
-use super::{Table, tell_ends};
 use crate::command::Break;
 use crate::limits;
 use crate::name::{self, LockName};
@@ -38,9 +38,7 @@ impl Table {
                     extras.by.clone_from(&order.by);
                 });
                 self.revoked.insert(token, id);
-                let mut ends = Vec::new();
-                self.end_caching(id, &mut ends);
-                tell_ends(ends, out);
+                self.end_caching(id, out);
             }
             // If revoked already, the first reason stays (B3). A waiter has no token and is never broken.
             (RequestStage::Revoked { .. } | RequestStage::Waiting { .. }, false) => {}

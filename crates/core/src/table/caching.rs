@@ -13,7 +13,7 @@ use super::end::Closure;
 use super::names::NodeId;
 use super::request::{RequestId, RequestStage};
 use super::work::{Budget, Freed};
-use super::{EndOf, Table};
+use super::{EndOf, Table, tell_ends};
 use crate::limits;
 use crate::name::{self, LockName};
 use crate::reply::{Effect, Effects, End, Reply};
@@ -201,25 +201,22 @@ impl Table {
         done_through: Seq,
         out: &mut Effects,
     ) -> Reply {
-        let fingerprint = Fingerprint::of_settle(target);
-        if let Err(answer) = self.take_seq(id, seq, fingerprint, done_through) {
-            return answer;
-        }
-        let reply = match self.own_hold(id, target) {
-            Ok(hold) => {
-                let mut ends = Vec::new();
-                self.end_caching(hold, &mut ends);
-                super::tell_ends(ends, out);
-                Reply::Done
-            }
-            Err(reply) => reply,
-        };
-        self.keep_own(id, seq, fingerprint, reply)
+        self.change_hold(id, seq, target, Fingerprint::of_settle(target), done_through, |table, hold| {
+            table.end_caching(hold, out);
+            Reply::Done
+        })
     }
 
     /// A cached hold becomes an ordinary one: it was settled, downgraded, revoked, or closed. The requests
     /// that were put off because of it are busy, unless they are shared and the hold is, too.
-    pub(super) fn end_caching(&mut self, hold: RequestId, ends: &mut Vec<EndOf>) {
+    pub(super) fn end_caching(&mut self, hold: RequestId, out: &mut Effects) {
+        let mut ends = Vec::new();
+        self.end_caching_into(hold, &mut ends);
+        tell_ends(ends, out);
+    }
+
+    /// As [`Table::end_caching`], with the effects added to others that are still to be sorted.
+    pub(super) fn end_caching_into(&mut self, hold: RequestId, ends: &mut Vec<EndOf>) {
         if !self.requests[hold as usize].caching.is_held() {
             return;
         }

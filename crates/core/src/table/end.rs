@@ -137,7 +137,7 @@ impl Table {
             return None;
         }
         let account = request.account;
-        self.end_caching(id, ends);
+        self.end_caching_into(id, ends);
         self.sessions.keep_account(account);
         self.requests.edit(id, &self.names, |request| {
             request.stage = RequestStage::Closed { token, ms };

@@ -68,8 +68,7 @@ impl<H> CarriedSession<H> {
         let seq = Seq(seq);
         match what {
             What::Attached(attached) => {
-                revoked(key, attached.revoked, out);
-                recalled(key, attached.recalled, out);
+                notices(key, attached.revoked, attached.recalled, out);
                 return self.attached(now, key, attached.attach, outbox, out);
             }
             What::KeptAlive(alive) => {
@@ -77,11 +76,10 @@ impl<H> CarriedSession<H> {
                     return Err(Nonsense("a keep-alive is acknowledged before its attach".into()));
                 }
                 // Revocations first, so that no acknowledgement precedes them.
-                revoked(key, alive.revoked, out);
-                recalled(key, alive.recalled, out);
+                notices(key, alive.revoked, alive.recalled, out);
                 self.kept_alive(alive.id, out)?;
             }
-            What::Recalled(_) => recalled(key, vec![seq.0], out),
+            What::Recalled(_) => out.push(CarrierOutput::Push(key, Push::Recalled { seq })),
             What::Queued(queued) => {
                 let asked = self.asked.get(&seq);
                 if asked.is_some_and(|command| !matches!(command.what, Numbered::Acquire { .. })) {
@@ -206,12 +204,9 @@ impl<H> CarriedSession<H> {
     }
 }
 
-fn recalled<H>(key: SessionKey, seqs: Vec<u64>, out: &mut Vec<CarrierOutput<H>>) {
-    out.extend(seqs.into_iter().map(|seq| CarrierOutput::Push(key, Push::Recalled { seq: Seq(seq) })));
-}
-
-fn revoked<H>(key: SessionKey, seqs: Vec<u64>, out: &mut Vec<CarrierOutput<H>>) {
-    out.extend(
-        seqs.into_iter().map(|seq| CarrierOutput::Push(key, Push::Revoked { seq: Seq(seq), notice: None })),
-    );
+/// Pushes what an acknowledgement says about the session's holds: the seqs of revoked and of recalled ones.
+fn notices<H>(key: SessionKey, revoked: Vec<u64>, recalled: Vec<u64>, out: &mut Vec<CarrierOutput<H>>) {
+    let revoked = revoked.into_iter().map(|seq| Push::Revoked { seq: Seq(seq), notice: None });
+    let recalled = recalled.into_iter().map(|seq| Push::Recalled { seq: Seq(seq) });
+    out.extend(revoked.chain(recalled).map(|push| CarrierOutput::Push(key, push)));
 }
