@@ -166,7 +166,7 @@ pub enum Push {
         /// How it ended.
         end: End,
     },
-    /// The session is attached to a new stream, and has been told what it missed.
+    /// The service attached the session to a new stream and sent it what it had missed.
     Attached,
     /// The session's stream ended at `at`. Unless the service announced it, the lease of a session with
     /// `linger` is valid for at most `linger` after `at`, until a later attach is acknowledged.

@@ -11,7 +11,7 @@ use lockkeeper_core::limits;
 
 use super::CachedLock;
 
-/// The number of acquires in a row that met nobody, after which the next one asks for a cached hold.
+/// The number of uncontended acquires in a row after which the next one asks for a cached hold.
 const ALONE_MIN: u8 = 3;
 /// Spare tokens of a first block: 16 sections.
 const SPARE_MIN: u32 = 15;
@@ -22,7 +22,7 @@ const GENERATION: usize = 2_048;
 
 #[derive(Clone, Default)]
 pub(super) struct Habit {
-    /// Acquires in a row that met nobody, up to [`ALONE_MIN`].
+    /// Uncontended acquires in a row, up to [`ALONE_MIN`].
     alone: u8,
     /// Spare tokens of the last block that was used up; 0: none.
     used_up: u32,
