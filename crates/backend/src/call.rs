@@ -99,6 +99,26 @@ pub struct AcquireRequest {
     pub traceparent: Option<Box<str>>,
 }
 
+impl AcquireRequest {
+    /// An exclusive request that waits, and asks for nothing else.
+    #[must_use]
+    pub fn exclusive(names: Vec<LockName>) -> Self {
+        Self {
+            names,
+            mode: Mode::Exclusive,
+            subtree: false,
+            wait: true,
+            waiters_max: None,
+            keep_closed: Duration::ZERO,
+            value: Box::default(),
+            meta: Box::default(),
+            spare_tokens: 0,
+            holding: Box::default(),
+            traceparent: None,
+        }
+    }
+}
+
 /// The call got no answer, or a temporary refusal.
 #[derive(Clone, Debug)]
 pub struct CallError {

@@ -45,8 +45,8 @@ pub const STALE: u8 = 79;
 /// `doctor`, `cluster status`: a node does not answer, knows no leader, has little room on its disk or can't
 /// write its audit file; or a setting of the lock service spoils a promise.
 pub const UNHEALTHY: u8 = 80;
-/// `run`, `elect`: the lock would be waited for without end, since what has it waits for a lock that is held
-/// for the command which runs this one, or is held for that command itself.
+/// `run`, `elect`: a deadlock. An enclosing `run` holds the lock, or its holder waits for a lock that an
+/// enclosing `run` holds.
 pub const DEADLOCK: u8 = 81;
 /// `run`: the command can't be executed.
 pub const NOT_EXECUTABLE: u8 = 126;

@@ -106,10 +106,10 @@ pub enum AcquireError {
         /// The refusal of the latest attempt, or what keeps the client from its lock service at present.
         why: Option<Arc<str>>,
     },
-    /// The wait would never end: what is in its way waits, in the end, for a hold that the caller keeps
-    /// ([`Lock::holding`](crate::Lock::holding)). The text names the locks, who holds them, and who waits for
-    /// them. Release that hold and acquire both again, in the order that everyone uses, or both at once
-    /// ([`Locks::all`](crate::Locks::all)); a section under a lock that is held already can use
+    /// The wait would never end: the lock's holder waits, directly or through others, for a hold that the
+    /// caller keeps ([`Lock::holding`](crate::Lock::holding)). The text names the locks, who holds them, and
+    /// who waits for them. Release that hold and acquire both again, in the order that everyone uses, or both
+    /// at once ([`Locks::all`](crate::Locks::all)); a section under a lock that is held already can use
     /// [`Guard::reenter`](crate::Guard::reenter).
     #[error("{cycle}")]
     Deadlock {

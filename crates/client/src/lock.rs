@@ -230,12 +230,12 @@ impl<F: Kind> Lock<F> {
         self.with(|options| options.meta.push((key.into(), value.into())))
     }
 
-    /// Declares a hold that the caller keeps until the acquire has ended; several calls add holds, at most
-    /// 16. A wait without limit that would so wait for itself ends at once with [`AcquireError::Deadlock`],
-    /// which names the cycle: this task holds `a` and wants `b`, while another one holds `b` and wants `a`.
-    /// Every caller that waits while it holds should declare it; a hold that nobody declares is taken to end
-    /// by itself. Our own service and `memory:` see all waits; other lock services, and guards without
-    /// tokens, ignore it.
+    /// Declares a hold that the caller keeps while it waits for this lock; several calls add holds, at most
+    /// 16. If this task holds `a` and waits for `b` without limit, while another holds `b` and waits for `a`,
+    /// the newer of the two acquires ends at once with [`AcquireError::Deadlock`], which names the cycle.
+    /// It is found only through holds that are declared: whoever waits while it holds should declare them.
+    /// Only our own service and `memory:` see all waits; other lock services, and guards without tokens,
+    /// ignore the declaration.
     ///
     /// A lock that the task holds itself need not be acquired again: [`Guard::reenter`].
     ///

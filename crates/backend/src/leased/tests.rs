@@ -113,19 +113,7 @@ impl Session {
     }
 
     fn acquire(&self, seq: u64) -> BoxFuture<'static, Result<Answer, CallError>> {
-        let request = Arc::new(AcquireRequest {
-            names: vec!["a".parse().unwrap()],
-            mode: Mode::Exclusive,
-            subtree: false,
-            wait: true,
-            keep_closed: Duration::ZERO,
-            value: Box::default(),
-            meta: Box::default(),
-            waiters_max: None,
-            spare_tokens: 0,
-            holding: Box::default(),
-            traceparent: None,
-        });
+        let request = Arc::new(AcquireRequest::exclusive(vec!["a".parse().unwrap()]));
         self.submit(Call::Acquire { seq: Seq(seq), done_through: Seq(0), request, wait_left: None })
     }
 

@@ -129,7 +129,7 @@ fn nested_run_reenters_the_hold_that_is_there() {
     nested("--shared", "--reenter", "true").is_one_line(exit::DEADLOCK, &["`x`", "shared"]);
     nested("--permit=2", "--reenter", "true").is_one_line(exit::DEADLOCK, &["`x`", "permit"]);
     test.ran("run --reenter --max-hold 1s x -- true").is_one_line(exit::USAGE, &["--reenter"]);
-    // Without such a hold the lock is taken: nobody above has it, or no more.
+    // If no enclosing `run` holds it, or no longer does, `--reenter` acquires it as usual.
     test.ran("run --reenter x -- true").is_silent_success();
     let holder = test.holder("x", &[]);
     test.ran("run --reenter --try x -- true").is_one_line(exit::BUSY, &["`x` is busy"]);

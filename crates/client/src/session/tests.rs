@@ -27,19 +27,7 @@ impl Backend for Spy {
 
 /// An exclusive hold of `x`.
 pub(super) fn request_of_a_test() -> Arc<AcquireRequest> {
-    Arc::new(AcquireRequest {
-        names: vec![LockName::parse("x").unwrap()],
-        mode: Mode::Exclusive,
-        subtree: false,
-        wait: true,
-        keep_closed: Duration::ZERO,
-        value: Box::default(),
-        meta: Box::default(),
-        waiters_max: None,
-        spare_tokens: 0,
-        holding: Box::default(),
-        traceparent: None,
-    })
+    Arc::new(AcquireRequest::exclusive(vec![LockName::parse("x").unwrap()]))
 }
 
 #[tokio::test]

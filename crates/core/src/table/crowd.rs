@@ -193,12 +193,12 @@ impl Here {
         }
     }
 
-    /// Number of holds of these classes, including closed ones.
-    /// The number of all waiters.
+    /// Number of waiters of all classes.
     pub(super) fn count_waiting(&self) -> usize {
         self.crowd().map_or(0, |crowd| crowd.waiting.len())
     }
 
+    /// Number of holds of these classes, including closed ones.
     pub(super) fn count_holds(&self, classes: &[Class], requests: &Requests) -> usize {
         classes.iter().map(|&class| self.holds(class, requests)).sum()
     }

@@ -63,23 +63,6 @@ enum JobStage {
     End,
 }
 
-/// An exclusive request that waits, for no name yet.
-fn exclusive() -> AcquireRequest {
-    AcquireRequest {
-        names: Vec::new(),
-        mode: Mode::Exclusive,
-        subtree: false,
-        wait: true,
-        keep_closed: Duration::ZERO,
-        value: Box::default(),
-        meta: Box::default(),
-        waiters_max: None,
-        spare_tokens: 0,
-        holding: Box::default(),
-        traceparent: None,
-    }
-}
-
 impl SimClient {
     /// Starts a job with a random request.
     pub(crate) fn begin_job(&mut self, core: &mut Core) {
@@ -92,10 +75,9 @@ impl SimClient {
             // A lock of its own, which others want now and then.
             let name = scenario.names[self.index % scenario.names.len()].clone();
             let request = AcquireRequest {
-                names: vec![name],
                 subtree: scenario.subtree > 0 && self.index.is_multiple_of(2),
                 wait: dice.chance(85),
-                ..exclusive()
+                ..AcquireRequest::exclusive(vec![name])
             };
             return self.acquire(core, request, true);
         }
@@ -117,12 +99,11 @@ impl SimClient {
         let keep_closed = if dice.chance(10) { dice.spread(MS, ttl) } else { 0 };
         let caches = caches && mode == Mode::Exclusive && keep_closed == 0;
         let request = AcquireRequest {
-            names,
             mode,
             subtree,
             wait: dice.chance(85),
             keep_closed: Duration::from_millis(keep_closed / MS),
-            ..exclusive()
+            ..AcquireRequest::exclusive(names)
         };
         self.acquire(core, request, caches);
     }
@@ -130,7 +111,7 @@ impl SimClient {
     /// Starts a job that acquires one name with its subtree exclusively, and waits without limit. At the end
     /// of a run, a new client does this for every name, which shows that all locks are free.
     pub(crate) fn begin_probe(&mut self, core: &mut Core, name: LockName) {
-        let request = AcquireRequest { names: vec![name], subtree: true, ..exclusive() };
+        let request = AcquireRequest { subtree: true, ..AcquireRequest::exclusive(vec![name]) };
         self.acquire(core, request, false);
     }
 

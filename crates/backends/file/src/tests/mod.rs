@@ -41,19 +41,7 @@ fn request(name: &str) -> AcquireRequest {
 }
 
 fn request_all(names: &[&str]) -> AcquireRequest {
-    AcquireRequest {
-        names: names.iter().map(|text| name(text)).collect(),
-        mode: Mode::Exclusive,
-        subtree: false,
-        wait: true,
-        keep_closed: Duration::ZERO,
-        value: Box::default(),
-        meta: Box::default(),
-        waiters_max: None,
-        spare_tokens: 0,
-        holding: Box::default(),
-        traceparent: None,
-    }
+    AcquireRequest::exclusive(names.iter().map(|text| name(text)).collect())
 }
 
 /// One session over a directory, called as the library calls it.

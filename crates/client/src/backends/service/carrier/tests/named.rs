@@ -105,19 +105,7 @@ fn granted(token: u64) -> What {
 
 fn acquire(seq: u64) -> Call {
     let names = vec![LockName::parse("a").unwrap()];
-    let request = AcquireRequest {
-        names,
-        mode: Mode::Exclusive,
-        subtree: false,
-        wait: true,
-        keep_closed: Duration::ZERO,
-        value: Box::default(),
-        meta: Box::default(),
-        waiters_max: None,
-        spare_tokens: 0,
-        holding: Box::default(),
-        traceparent: None,
-    };
+    let request = AcquireRequest::exclusive(names);
     Call::Acquire { seq: Seq(seq), done_through: Seq(0), request: request.into(), wait_left: None }
 }
 

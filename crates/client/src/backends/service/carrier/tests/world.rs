@@ -223,19 +223,7 @@ impl World {
         let name = NAMES[usize::from(number) % NAMES.len()];
         let key = Key(self.next_key);
         self.next_key += 1;
-        let wanted = AcquireRequest {
-            names: vec![name.parse().expect("a good name")],
-            mode: Mode::Exclusive,
-            subtree: false,
-            wait: true,
-            keep_closed: Duration::ZERO,
-            value: Box::default(),
-            meta: Box::default(),
-            waiters_max: None,
-            spare_tokens: 0,
-            holding: Box::default(),
-            traceparent: None,
-        };
+        let wanted = AcquireRequest::exclusive(vec![name.parse().expect("a good name")]);
         self.clients[who].wanted.insert(key, (name, Arc::new(wanted)));
         let wait_until = number.is_multiple_of(3).then(|| self.clock(who) + Duration::from_secs(5));
         let grace = Duration::from_secs(2);
