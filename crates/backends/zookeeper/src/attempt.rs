@@ -128,9 +128,9 @@ impl ZooKeeperStore {
                         version: stat.version,
                     });
                 }
-                // ZooKeeper removes containers some time after their last child.
+                // Nobody used the lock yet, or ZooKeeper has removed its empty container.
                 Err(ZooKeeperFailure::Answered(Error::NoNode)) => {
-                    let options = self.sessions.ensemble.options(CreateMode::Container);
+                    let options = self.sessions.ensemble.options(self.layout.folder_mode());
                     match by(deadline, client.mkdir(folder, &options)).await {
                         Ok(()) | Err(ZooKeeperFailure::Answered(_)) => {}
                         Err(failure) => return Err(failure),

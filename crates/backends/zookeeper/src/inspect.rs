@@ -1,6 +1,6 @@
 //! Inspection: holders, waiters, names in use; and an operator's break.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use zookeeper_client::{Client, Error, MultiReadResult, Stat};
 
 use super::layout::{Contender, NodeLayout, holders};
+use super::search::{Search, UsedLock};
 use super::session::{CurrentSession, ZooKeeperFailure, by, by_if_exists, failure};
 use super::store::{children, owner};
 
@@ -21,9 +22,7 @@ const SHOWN: usize = 21;
 /// Time limit of one call.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
 /// Concurrent reads.
-const READS: usize = 100;
-/// Largest number of nodes that a list reads.
-const NODES_MAX: usize = 100_000;
+pub(super) const READS: usize = 100;
 /// Tries of a break whose hold's node changes meanwhile.
 const BREAKS_MAX: usize = 5;
 
@@ -64,55 +63,22 @@ impl Inspector {
     }
 
     pub(super) async fn lock_infos(&self, prefix: Option<&LockName>) -> Result<Vec<LockInfo>, BackendError> {
-        let found = self.find_locks(prefix).await.map_err(|failure| self.explained(failure))?;
-        found.ok_or_else(|| {
-            let what = format!(
-                "there are more than {NODES_MAX} nodes to look at; look at one lock, or below a longer path"
-            );
-            BackendError::new(BackendErrorKind::Refused, what)
-        })
+        self.find_locks(prefix).await.map_err(|failure| self.explained(failure))
     }
 
-    /// `None` if there are too many nodes.
-    async fn find_locks(&self, prefix: Option<&LockName>) -> Result<Option<Vec<LockInfo>>, ZooKeeperFailure> {
+    async fn find_locks(&self, prefix: Option<&LockName>) -> Result<Vec<LockInfo>, ZooKeeperFailure> {
         let client = self.sessions.client(Instant::now() + LIMIT).await?;
-        let root = self.layout.root();
-        let mut count = 0;
         let mut locks = BTreeMap::new();
-        let mut folders: VecDeque<String> =
-            below(root, &children(&client, root, Instant::now() + LIMIT).await?).collect();
-        while !folders.is_empty() {
-            count += folders.len().min(READS);
-            let some: Vec<String> = folders.drain(..folders.len().min(READS)).collect();
-            let mut reader = client.new_multi_reader();
-            for folder in &some {
-                reader.add_get_children(folder).map_err(failure)?;
-            }
-            let read = by(Instant::now() + LIMIT, reader.commit()).await?;
-            let mut used = Vec::new();
-            for (folder, read) in some.into_iter().zip(read) {
-                let MultiReadResult::Children { children } = read else { continue };
-                count += children.len();
-                if count > NODES_MAX {
-                    return Ok(None);
-                }
-                let (contenders, others): (Vec<_>, Vec<_>) =
-                    children.into_iter().partition(|child| Contender::parse(child).is_some());
-                if self.layout.is_nested() {
-                    folders.extend(below(&folder, &others));
-                }
-                let Some(name) = self.layout.name_of(&folder) else { continue };
-                if !contenders.is_empty()
-                    && prefix.is_none_or(|prefix| *prefix == name || prefix.is_above(name.as_str()))
-                {
-                    used.push((name, folder, contenders));
-                }
-            }
-            for info in described(&client, used).await? {
+        let mut search = Search::begin(&client, &self.layout).await?;
+        while let Some(mut found) = search.next().await? {
+            found.retain(|(name, ..)| {
+                prefix.is_none_or(|prefix| prefix == name || prefix.is_above(name.as_str()))
+            });
+            for info in described(&client, found).await? {
                 locks.insert(info.name.clone(), info);
             }
         }
-        Ok(Some(locks.into_values().collect()))
+        Ok(locks.into_values().collect())
     }
 
     pub(super) async fn check_token(
@@ -186,13 +152,6 @@ impl Inspector {
     }
 }
 
-fn below<'a>(folder: &'a str, children: &'a [String]) -> impl Iterator<Item = String> + 'a {
-    let folder = folder.trim_end_matches('/');
-    // ZooKeeper's own nodes.
-    let own = move |child: &&String| !(folder.is_empty() && *child == "zookeeper");
-    children.iter().filter(own).map(move |child| format!("{folder}/{child}"))
-}
-
 /// Reads the data of contenders, with a time limit for each request. Contenders that are gone or may not be
 /// read are left out.
 pub(super) async fn read(
@@ -239,10 +198,7 @@ fn permit_of(seen: &SeenNode) -> Option<NotePermit> {
 }
 
 /// Reads the first contenders of locks.
-async fn described(
-    client: &Client,
-    locks: Vec<(LockName, String, Vec<String>)>,
-) -> Result<Vec<LockInfo>, ZooKeeperFailure> {
+async fn described(client: &Client, locks: Vec<UsedLock>) -> Result<Vec<LockInfo>, ZooKeeperFailure> {
     let mut paths = Vec::new();
     let mut counts = Vec::with_capacity(locks.len());
     for (_, folder, children) in &locks {

@@ -4,19 +4,28 @@
 //! kind of node is before it. The node of a permit request has `permit-` before `lock-`; other clients treat
 //! it as exclusive.
 //!
-//! Nodes of Curator, kazoo and other clients with such names are contenders, too: a request waits for those
-//! before it.
+//! With `recipe=kazoo` the names are those of kazoo's locks: `GUID__lock__SEQUENCE`, and `__rlock__` of a
+//! shared request.
+//!
+//! With every recipe, nodes of Curator, kazoo and other clients with such names are contenders, too: a
+//! request waits for those before it. The other clients do not see each other's nodes.
 
 use lockkeeper_backend::leased::PERMITS_MAX;
 use lockkeeper_backend::percent_decode;
 use lockkeeper_core::{LockName, Mode, ModeKind};
+use zookeeper_client::CreateMode;
 
 /// The parent of encoded names if the URL has no path.
 const ROOT: &str = "/lockkeeper";
-/// The part of a contender's name before the sequence, and whether the contender is shared: of Curator's
-/// mutex and read/write lock, and of kazoo's locks.
-const MARKERS: [(&str, bool); 5] =
-    [("-lock-", false), ("__WRIT__", false), ("__READ__", true), ("__lock__", false), ("__rlock__", true)];
+/// The part of a contender's name before the sequence, whether the contender is shared, and whose name it is:
+/// of Curator's mutex and read/write lock, and of kazoo's locks.
+const MARKERS: [(&str, bool, Library); 5] = [
+    ("-lock-", false, Library::Curator),
+    ("__WRIT__", false, Library::Curator),
+    ("__READ__", true, Library::Curator),
+    ("__lock__", false, Library::Kazoo),
+    ("__rlock__", true, Library::Kazoo),
+];
 /// Precedes the exclusive marker in the name of a permit request.
 const PERMIT: &str = "-permit";
 
@@ -29,13 +38,16 @@ pub(super) struct NodeLayout {
     recipe: Recipe,
 }
 
-/// Which of Curator's recipes an exclusive request follows. They don't exclude each other.
+/// The recipe of another client whose names a request's node has. Clients of different recipes don't exclude
+/// each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Recipe {
-    /// `InterProcessMutex`.
+    /// Curator's `InterProcessMutex`.
     Mutex,
-    /// `InterProcessReadWriteLock`.
+    /// Curator's `InterProcessReadWriteLock`.
     ReadWrite,
+    /// kazoo's `Lock`, `ReadLock` and `WriteLock`.
+    Kazoo,
 }
 
 impl NodeLayout {
@@ -74,13 +86,31 @@ impl NodeLayout {
 
     /// The name of a contender's node, up to the sequence.
     pub(super) fn node(&self, guid: &str, mode: Mode) -> String {
-        let marker = match (mode, self.recipe) {
-            (Mode::Shared, _) => "__READ__",
-            (_, Recipe::Mutex) => "lock-",
-            (_, Recipe::ReadWrite) => "__WRIT__",
+        let (protected, marker) = match (self.recipe, mode) {
+            (Recipe::Kazoo, Mode::Shared) => ("", "__rlock__"),
+            (Recipe::Kazoo, _) => ("", "__lock__"),
+            (_, Mode::Shared) => ("_c_", "-__READ__"),
+            (Recipe::Mutex, _) => ("_c_", "-lock-"),
+            (Recipe::ReadWrite, _) => ("_c_", "-__WRIT__"),
         };
         let permit = if mode.kind() == ModeKind::Permit { PERMIT } else { "" };
-        format!("_c_{guid}{permit}-{marker}")
+        format!("{protected}{guid}{permit}{marker}")
+    }
+
+    /// The mode of a lock's node and its parents.
+    pub(super) fn folder_mode(&self) -> CreateMode {
+        match self.recipe {
+            // ZooKeeper removes empty containers, which Curator creates, too.
+            Recipe::Mutex | Recipe::ReadWrite => CreateMode::Container,
+            // As kazoo's own: a `Lock` of kazoo creates its path once, and fails if it is gone later.
+            Recipe::Kazoo => CreateMode::Persistent,
+        }
+    }
+
+    /// Whether there are permits. Not beside kazoo: its `Semaphore` has no place in the queue, and would
+    /// neither exclude them nor be excluded.
+    pub(super) fn has_permits(&self) -> bool {
+        self.recipe != Recipe::Kazoo
     }
 }
 
@@ -102,31 +132,40 @@ fn encoded(name: &str) -> String {
     encoded
 }
 
+/// The client library whose locks wait for a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Library {
+    Curator,
+    Kazoo,
+}
+
 /// The name of a contender's node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Contender<'a> {
     pub(super) node: &'a str,
     sequence: i32,
     pub(super) kind: ModeKind,
+    pub(super) library: Library,
 }
 
 impl<'a> Contender<'a> {
     /// `None` for a node that is no contender's.
     pub(super) fn parse(node: &'a str) -> Option<Self> {
-        let marked = MARKERS.iter().find_map(|&(marker, is_shared)| {
+        let marked = MARKERS.iter().find_map(|&(marker, is_shared, library)| {
             let at = node.rfind(marker)?;
             let kind = match is_shared {
                 true => ModeKind::Shared,
                 false if node[..at].trim_end_matches('-').ends_with(PERMIT) => ModeKind::Permit,
                 false => ModeKind::Exclusive,
             };
-            Some((&node[at + marker.len()..], kind))
+            Some((&node[at + marker.len()..], kind, library))
         });
         // Some clients have no GUID.
-        let (digits, kind) = marked.or_else(|| Some((node.strip_prefix("lock-")?, ModeKind::Exclusive)))?;
+        let unmarked = || Some((node.strip_prefix("lock-")?, ModeKind::Exclusive, Library::Curator));
+        let (digits, kind, library) = marked.or_else(unmarked)?;
         // The sequence is padded to ten characters; with a sign it may have eleven.
         let sequence = digits.parse().ok().filter(|_| digits.len() >= 10)?;
-        Some(Self { node, sequence, kind })
+        Some(Self { node, sequence, kind, library })
     }
 
     /// Whether this contender is before `other` in the queue.
@@ -200,6 +239,25 @@ mod tests {
     }
 
     #[test]
+    fn nodes_are_those_of_kazoos_locks_with_its_recipe() {
+        let guid = "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed";
+        let layout = NodeLayout::plain("/locks", Recipe::Kazoo);
+        assert_eq!(layout.node(guid, Mode::Exclusive), format!("{guid}__lock__"));
+        assert_eq!(layout.node(guid, Mode::Shared), format!("{guid}__rlock__"));
+    }
+
+    /// With every recipe, a request finds its own node in the queue, and of its own kind.
+    #[test]
+    fn own_node_is_a_contender() {
+        for recipe in [Recipe::Mutex, Recipe::ReadWrite, Recipe::Kazoo] {
+            for mode in [Mode::Exclusive, Mode::Shared] {
+                let node = NodeLayout::plain("", recipe).node("0-1", mode) + "0000000007";
+                assert_eq!(Contender::parse(&node).unwrap().kind, mode.kind(), "{node}");
+            }
+        }
+    }
+
+    #[test]
     fn every_name_comes_back_from_its_path() {
         for layout in [NodeLayout::encoded("", Recipe::Mutex), NodeLayout::encoded("/a/b", Recipe::Mutex)] {
             for text in ["a", "a/b", "100%/x", ".", "..", "zookeeper", "\u{e000}x", "%2F", "ä ö"] {
@@ -215,18 +273,19 @@ mod tests {
 
     #[test]
     fn contenders_of_all_known_clients_are_recognized() {
-        let (exclusive, shared) = (ModeKind::Exclusive, ModeKind::Shared);
-        for (node, sequence, kind) in [
-            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-lock-0000000007", 7, exclusive),
-            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-__READ__0000000007", 7, shared),
-            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-__WRIT__2147483647", i32::MAX, exclusive),
-            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-permit-lock-0000000007", 7, ModeKind::Permit),
-            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-permit-__WRIT__0000000007", 7, ModeKind::Permit),
-            ("lock-0000000000", 0, exclusive),
-            ("1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed__lock__-2147483648", i32::MIN, exclusive),
-            ("1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed__rlock__-000000001", -1, shared),
+        let (exclusive, shared, permit) = (ModeKind::Exclusive, ModeKind::Shared, ModeKind::Permit);
+        let (curator, kazoo) = (Library::Curator, Library::Kazoo);
+        for (node, sequence, kind, library) in [
+            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-lock-0000000007", 7, exclusive, curator),
+            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-__READ__0000000007", 7, shared, curator),
+            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-__WRIT__2147483647", i32::MAX, exclusive, curator),
+            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-permit-lock-0000000007", 7, permit, curator),
+            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-permit-__WRIT__0000000007", 7, permit, curator),
+            ("lock-0000000000", 0, exclusive, curator),
+            ("1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed__lock__-2147483648", i32::MIN, exclusive, kazoo),
+            ("1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed__rlock__-000000001", -1, shared, kazoo),
         ] {
-            assert_eq!(Contender::parse(node), Some(Contender { node, sequence, kind }), "{node}");
+            assert_eq!(Contender::parse(node), Some(Contender { node, sequence, kind, library }), "{node}");
         }
         for node in ["", "lock-", "lock-7", "leases", "42", "lock-00000000x7", "block-1234567890"] {
             assert_eq!(Contender::parse(node), None, "{node}");

@@ -1,8 +1,8 @@
-//! `zookeeper://`: locks of a ZooKeeper ensemble, in the layout of Curator's recipes.
+//! `zookeeper://`: locks of a ZooKeeper ensemble, in the layout of Curator's recipes, or of kazoo's.
 //!
 //! Each session of this library has a session at the servers ([`session`]), and each request an ephemeral
 //! sequential node in it ([`layout`], [`entry_nodes`]); the node with the lowest sequence holds the lock
-//! ([`attempt`], [`store`]). Sessions over such nodes are in [`leased`](lockkeeper_backend::leased).
+//! ([`attempt`], [`store`]). [`inspect`] and [`search`] show locks in use. Sessions over such nodes are in [`leased`](lockkeeper_backend::leased).
 
 #![allow(rustdoc::private_intra_doc_links, reason = "the code map is for those who read the code")]
 
@@ -11,6 +11,7 @@ mod changes;
 mod entry_nodes;
 mod inspect;
 mod layout;
+mod search;
 mod session;
 mod settings;
 mod store;
@@ -38,11 +39,11 @@ use store::ZooKeeperStore;
 /// The backend's description for users, and its `connect`.
 pub const INFO: BackendInfo = BackendInfo {
     example: "zookeeper://a,b,c",
-    summary: "ZooKeeper, in the layout of Curator's locks",
+    summary: "ZooKeeper, in the layout of Curator's locks or kazoo's",
     schemes: &["zookeeper", "zookeepers"],
     default_port: Some(2181),
     has_password: true,
-    excludes: "with `layout=plain` Curator; kazoo only with `extra_lock_patterns=[\"-lock-\"]`",
+    excludes: "with `layout=plain` Curator; with `layout=plain&recipe=kazoo` kazoo instead",
     excluded_by: "with `layout=plain` Curator and kazoo",
     pages: &["zookeeper"],
     connect: |url| Box::pin(connect(url)),
@@ -55,8 +56,9 @@ async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let lease_thread = WORKER.get("lockkeeper-zookeeper")?;
     let ensemble = Arc::new(Ensemble::connect(&settings, &lease_thread).await?);
     let sessions = Arc::new(CurrentSession::new(ensemble, None, |_| {}));
+    let capabilities = capabilities(settings.layout.has_permits());
     let inspector = Arc::new(Inspector { sessions, layout: settings.layout });
-    Ok(Arc::new(ZooKeeperBackend { inspector, lease_thread, capabilities: capabilities() }))
+    Ok(Arc::new(ZooKeeperBackend { inspector, lease_thread, capabilities }))
 }
 
 struct ZooKeeperBackend {
@@ -65,14 +67,14 @@ struct ZooKeeperBackend {
     capabilities: Capabilities,
 }
 
-fn capabilities() -> Capabilities {
+fn capabilities(permits: bool) -> Capabilities {
     Capabilities {
         backend: "zookeeper",
         reach: Reach::Network,
         fencing: Fencing::Tokens { source: "the transaction that created the holder's node (czxid)" },
         ttl: true,
         shared: true,
-        permits: true,
+        permits,
         subtree: false,
         multi: false,
         wait: true,
@@ -142,7 +144,11 @@ impl Backend for ZooKeeperBackend {
     }
 
     fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
-        Box::pin(async move { Ok(vec![self.inspector.sessions.ensemble.finding().await?]) })
+        Box::pin(async move {
+            let mut findings = vec![self.inspector.sessions.ensemble.finding().await?];
+            findings.extend(self.inspector.mixed_locks().await?);
+            Ok(findings)
+        })
     }
 
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<'_, Result<Broken, BackendError>> {

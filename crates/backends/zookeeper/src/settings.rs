@@ -80,14 +80,12 @@ impl Settings {
         if root.split('/').skip(1).any(|node| matches!(node, "" | "." | "..")) {
             return Err(url.bad_part(url.path.clone(), "a path of ZooKeeper, as `/locks/shop`").into());
         }
-        let recipe = match url.parameter::<String>("recipe", "`mutex` or `readwrite`")?.as_deref() {
+        const RECIPES: &str = "`recipe=mutex`, `recipe=readwrite` or `recipe=kazoo`";
+        let recipe = match url.parameter::<String>("recipe", RECIPES)?.as_deref() {
             None | Some("mutex") => Recipe::Mutex,
             Some("readwrite") => Recipe::ReadWrite,
-            Some(other) => {
-                return Err(url
-                    .bad_part(format!("recipe={other}"), "`recipe=mutex` or `recipe=readwrite`")
-                    .into());
-            }
+            Some("kazoo") => Recipe::Kazoo,
+            Some(other) => return Err(url.bad_part(format!("recipe={other}"), RECIPES).into()),
         };
         let layout = match url.parameter::<String>("layout", "`plain`")?.as_deref() {
             None => NodeLayout::encoded(root, recipe),

@@ -11,11 +11,13 @@ use lockkeeper_rig::{Faults, Protocol, ServiceRefusal, ZooKeeper};
 struct Server {
     zookeeper: ZooKeeper,
     faults: Faults,
+    /// The end of each URL.
+    query: &'static str,
 }
 
 impl Server {
-    fn new() -> Self {
-        Self { zookeeper: ZooKeeper::start(), faults: Faults::of(Protocol::ZooKeeper) }
+    fn new(query: &'static str) -> Self {
+        Self { zookeeper: ZooKeeper::start(), faults: Faults::of(Protocol::ZooKeeper), query }
     }
 }
 
@@ -36,7 +38,8 @@ impl Subject for Server {
         let server = SocketAddr::from(([127, 0, 0, 1], self.zookeeper.port()));
         let proxies: Vec<_> =
             labels.iter().map(|label| self.faults.proxy(label, server).to_string()).collect();
-        Locks::connect_as(&format!("zookeeper://{}", proxies.join(",")), labels[0]).await.unwrap()
+        let url = format!("zookeeper://{}{}", proxies.join(","), self.query);
+        Locks::connect_as(&url, labels[0]).await.unwrap()
     }
 
     /// Throttled; a member that serves reads only; an operation that took too long.
@@ -51,7 +54,7 @@ impl Subject for Server {
     }
 
     async fn operator(&self) -> Locks {
-        Locks::connect_as(&self.zookeeper.url(), "operator").await.unwrap()
+        Locks::connect_as(&format!("{}{}", self.zookeeper.url(), self.query), "operator").await.unwrap()
     }
 
     fn faults(&self) -> Option<&Faults> {
@@ -77,5 +80,7 @@ impl Subject for Server {
 
 lockkeeper_contract::contract! {
     // Pings keep a session alive, and are not refused.
-    zookeeper => Server::new(), page "../../../docs/backends/zookeeper.md" column 1, faults [Fault::IdleCut, Fault::Swallowed, Fault::SwallowedInUse];
+    zookeeper => Server::new(""), page "../../../docs/backends/zookeeper.md" column 1, faults [Fault::IdleCut, Fault::Swallowed, Fault::SwallowedInUse];
+    // The requests differ in the names of nodes only, so the faults are the same.
+    zookeeper_beside_kazoo => Server::new("/locks?layout=plain&recipe=kazoo"), page "../../../docs/backends/zookeeper.md" column 2;
 }

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use lockkeeper::Locks;
 use lockkeeper_rig::ZooKeeper;
 use zookeeper_client::{Acls, Client, CreateMode};
 
-use crate::{client, raw, until_waiting};
+use crate::{client, raw, until, until_waiting};
 
 /// Creates a contender's node as another client does. Returns its path.
 async fn contend(raw: &Client, folder: &str, prefix: &str) -> String {
@@ -47,6 +48,55 @@ async fn contenders_of_other_clients_are_waited_for_in_order() {
         assert!(locks.inspect(name).await.unwrap().holds[0].label == "ours");
         raw.delete(&later, None).await.unwrap();
         ours.release().await.unwrap();
+    }
+}
+
+/// A `Lock` of kazoo creates its path once, and fails if it is gone later. (kazoo itself is tested in the
+/// library's tests.)
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn path_of_kazoos_recipe_stays() {
+    let server = ZooKeeper::start();
+    let raw = raw(&server).await;
+    for (query, name) in [("/kept?layout=plain&recipe=kazoo", "a/b"), ("/removed?layout=plain", "a/b")] {
+        let locks = client(&server, query).await;
+        locks.mutex(name).acquire().await.unwrap().release().await.unwrap();
+    }
+    // The last of three removals, of which the first would include any container below `/kept`.
+    until("the removal of the containers", async || {
+        raw.check_stat("/removed").await.unwrap().is_none().then_some(())
+    })
+    .await;
+    assert!(raw.check_stat("/kept/a/b").await.unwrap().is_some());
+}
+
+/// `doctor` warns of a lock that is wanted by clients of Curator's kind and of kazoo's, and of no other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_with_nodes_of_two_libraries_are_found() {
+    let server = ZooKeeper::start();
+    let curators = client(&server, "/locks?layout=plain").await;
+    let kazoos = client(&server, "/locks?layout=plain&recipe=kazoo").await;
+    let warnings = async |locks: &Locks| -> Vec<String> {
+        let found = locks.findings().await.unwrap().into_iter();
+        found.filter(|finding| finding.spoils).map(|finding| finding.says).collect()
+    };
+    let beside =
+        [curators.rw("a").read().acquire().await.unwrap(), kazoos.mutex("b/a").acquire().await.unwrap()];
+    let held = curators.mutex("b").acquire().await.unwrap();
+    assert!(warnings(&curators).await.is_empty());
+    // Ours wait for each other, whatever their recipes.
+    assert!(kazoos.mutex("b").try_acquire().await.unwrap().is_none());
+    let lock = kazoos.mutex("b");
+    let waiter = tokio::spawn(async move { lock.acquire().await.unwrap() });
+    until_waiting(&curators, "b", 1).await;
+    for locks in [&curators, &kazoos] {
+        let [warning] = &warnings(locks).await[..] else { panic!("one warning") };
+        assert!(warning.starts_with("`b`: nodes") && warning.contains("`recipe=kazoo`"), "{warning}");
+    }
+    held.release().await.unwrap();
+    waiter.await.unwrap().release().await.unwrap();
+    assert!(warnings(&kazoos).await.is_empty());
+    for held in beside {
+        held.release().await.unwrap();
     }
 }
 

@@ -11,12 +11,12 @@ use crate::interop::ours::{Holder, Waiter};
 use crate::interop::peer::Peer;
 
 /// Any name: each scenario has separate servers.
-const NAME: &str = "orders/42";
+pub(crate) const NAME: &str = "orders/42";
 /// Used where a test waits for the end of a lease: long enough for a busy machine to reach the next step
 /// before it.
 const SHORT: Duration = Duration::from_secs(2);
 /// Longer than any test runs.
-const LONG: Duration = Duration::from_secs(600);
+pub(crate) const LONG: Duration = Duration::from_secs(600);
 
 /// Servers, a Lockkeeper URL for them, and another project's client of them.
 pub(crate) trait World {
@@ -89,8 +89,8 @@ pub(crate) async fn our_hold_excludes_peers_until_its_release(world: &impl World
     again.release().await.unwrap();
 }
 
-/// Shared holds together exclude the peer, which knows of no such thing, until the last of them ends.
-#[cfg(any(feature = "dynamodb", feature = "etcd"))]
+/// Shared holds together exclude the peer, which may know of no such thing, until the last of them ends.
+#[cfg(any(feature = "dynamodb", feature = "etcd", feature = "zookeeper"))]
 pub(crate) async fn our_shared_holds_exclude_peers_until_the_last_release(world: &impl World) {
     let (one, two) = (connect(world).await, connect(world).await);
     let mut peer = world.peer();

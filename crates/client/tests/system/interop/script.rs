@@ -40,11 +40,12 @@ impl Script {
         Self::ready(&mut python, "python3")
     }
 
-    /// kazoo's `Lock` on one server.
+    /// kazoo's locks on one server: its `Lock`, `ReadLock` or `WriteLock`.
     #[cfg(feature = "zookeeper")]
-    pub(crate) fn kazoo(port: u16) -> Self {
+    pub(crate) fn kazoo(port: u16, kind: &str) -> Self {
         let mut python = Command::new("python3");
-        python.env("PYTHONPATH", libraries("pypi-locks")).arg(script("kazoo_lock.py")).arg(port.to_string());
+        python.env("PYTHONPATH", libraries("pypi-locks")).arg(script("kazoo_lock.py"));
+        python.args([&port.to_string(), kind]);
         Self::ready(&mut python, "python3")
     }
 

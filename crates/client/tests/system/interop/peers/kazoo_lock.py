@@ -1,4 +1,5 @@
-"""Runs kazoo's own `Lock` for the tests: reads one command per line. Used as `kazoo_lock.py PORT`.
+"""Runs one of kazoo's own locks for the tests: reads one command per line. Used as `kazoo_lock.py PORT KIND`; KIND is
+`Lock`, `ReadLock` or `WriteLock`.
 
 try NAME TTL_MS       -> held VALUE | busy
 acquire NAME TTL_MS   -> held VALUE if the lock is free; otherwise waiting, and later held VALUE
@@ -6,8 +7,8 @@ extend NAME TTL_MS    -> held | lost
 release NAME          -> released | lost
 
 A lock of kazoo has no ttl of its own: it lasts as long as the session of its client, here four seconds after a crash. The
-locks also wait for nodes named as Curator's. The script prints `ready` once it has a session. It ends at the end of its input without
-releasing anything.
+locks are as kazoo makes them, without settings, and a name has one for as long as the script runs. The script prints
+`ready` once it has a session. It ends at the end of its input without releasing anything.
 """
 
 import os
@@ -23,25 +24,23 @@ def main():
     client.start()
     say("ready")
     identifier = f"kazoo-{os.getpid()}"
-    held = {}
+    make = getattr(client, sys.argv[2])
+    locks = {}
     # Not `for line in sys.stdin`, which may read ahead and delay a command.
     for line in iter(sys.stdin.readline, ""):
         command, name, *_ = line.split()
+        if name not in locks:
+            locks[name] = make("/" + name, identifier=identifier)
+        lock = locks[name]
         if command in ("try", "acquire"):
-            lock = client.Lock("/" + name, identifier=identifier, extra_lock_patterns=["-lock-"])
             got = lock.acquire(blocking=False)
             if not got and command == "acquire":
                 say("waiting")
                 got = lock.acquire()
-            if got:
-                held[name] = lock
-                say(f"held {identifier}")
-            else:
-                say("busy")
+            say(f"held {identifier}" if got else "busy")
         elif command == "extend":
-            say("held" if exists(client, held[name]) else "lost")
+            say("held" if exists(client, lock) else "lost")
         elif command == "release":
-            lock = held.pop(name)
             there = exists(client, lock)
             lock.release()
             say("released" if there else "lost")
