@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use zookeeper_client::{Client, Error, MultiReadResult, Stat};
 
 use super::layout::{Contender, NodeLayout, holders};
-use super::search::{Search, UsedLock};
+use super::search::{LockSearch, UsedLock};
 use super::session::{CurrentSession, ZooKeeperFailure, by, by_if_exists, failure};
 use super::store::{children, owner};
 
@@ -69,7 +69,7 @@ impl Inspector {
     async fn find_locks(&self, prefix: Option<&LockName>) -> Result<Vec<LockInfo>, ZooKeeperFailure> {
         let client = self.sessions.client(Instant::now() + LIMIT).await?;
         let mut locks = BTreeMap::new();
-        let mut search = Search::begin(&client, &self.layout).await?;
+        let mut search = LockSearch::begin(&client, &self.layout).await?;
         while let Some(mut found) = search.next().await? {
             found.retain(|(name, ..)| {
                 prefix.is_none_or(|prefix| prefix == name || prefix.is_above(name.as_str()))

@@ -2,7 +2,8 @@
 //!
 //! Each session of this library has a session at the servers ([`session`]), and each request an ephemeral
 //! sequential node in it ([`layout`], [`entry_nodes`]); the node with the lowest sequence holds the lock
-//! ([`attempt`], [`store`]). [`inspect`] and [`search`] show locks in use. Sessions over such nodes are in [`leased`](lockkeeper_backend::leased).
+//! ([`attempt`], [`store`]). [`inspect`] and [`search`] show the locks in use. Sessions over such nodes are
+//! in [`leased`](lockkeeper_backend::leased).
 
 #![allow(rustdoc::private_intra_doc_links, reason = "the code map is for those who read the code")]
 

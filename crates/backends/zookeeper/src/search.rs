@@ -22,14 +22,14 @@ const NAMED: usize = 5;
 pub(super) type UsedLock = (LockName, String, Vec<String>);
 
 /// Reads the nodes below the root, some at a time.
-pub(super) struct Search<'a> {
+pub(super) struct LockSearch<'a> {
     client: &'a Client,
     layout: &'a NodeLayout,
     folders: VecDeque<String>,
     count: usize,
 }
 
-impl<'a> Search<'a> {
+impl<'a> LockSearch<'a> {
     pub(super) async fn begin(client: &'a Client, layout: &'a NodeLayout) -> Result<Self, ZooKeeperFailure> {
         let root = layout.root();
         let folders = below(root, &children(client, root, Instant::now() + LIMIT).await?).collect();
@@ -87,7 +87,7 @@ impl Inspector {
     async fn find_mixed_locks(&self) -> Result<Vec<LockName>, ZooKeeperFailure> {
         let client = self.sessions.client(Instant::now() + LIMIT).await?;
         let mut mixed = Vec::new();
-        let mut search = Search::begin(&client, &self.layout).await?;
+        let mut search = LockSearch::begin(&client, &self.layout).await?;
         while let Some(used) = search.next().await? {
             mixed.extend(used.into_iter().filter(is_mixed).map(|(name, ..)| name));
         }
