@@ -127,19 +127,32 @@ pub(crate) fn installed(foreign: &Path, set: &str, library: &str) -> std::path::
     folder
 }
 
-/// Creates the bucket by an unsigned request: neither emulator requires a signature for that.
-fn make_bucket(port: u16) -> Result<(), String> {
+/// Creates the bucket, unless it exists, by an unsigned request: no server here requires a signature for that.
+pub(crate) fn make_bucket(port: u16) -> Result<(), String> {
+    put(port, &format!("/{BUCKET}")).and_then(|answer| {
+        let exists = answer.starts_with("HTTP/1.1 200") || answer.starts_with("HTTP/1.1 409");
+        if exists { Ok(()) } else { Err(format!("no bucket: {answer}")) }
+    })
+}
+
+/// Stores an empty object in the bucket by an unsigned request.
+pub(crate) fn put_object(port: u16, key: &str) -> Result<(), String> {
+    put(port, &format!("/{BUCKET}/{key}")).and_then(|answer| {
+        if answer.starts_with("HTTP/1.1 200") { Ok(()) } else { Err(format!("no object: {answer}")) }
+    })
+}
+
+fn put(port: u16, path: &str) -> Result<String, String> {
     let ask = || -> std::io::Result<String> {
         let mut server = TcpStream::connect(("127.0.0.1", port))?;
         server.set_read_timeout(Some(Duration::from_secs(30)))?;
         let head = format!(
-            "PUT /{BUCKET} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            "PUT {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
         );
         server.write_all(head.as_bytes())?;
         let mut answer = Vec::new();
         server.read_to_end(&mut answer)?;
         Ok(String::from_utf8_lossy(&answer).into_owned())
     };
-    let answer = ask().map_err(|error| error.to_string())?;
-    if answer.starts_with("HTTP/1.1 200") { Ok(()) } else { Err(format!("no bucket: {answer}")) }
+    ask().map_err(|error| error.to_string())
 }

@@ -47,11 +47,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use lockkeeper_core::Token;
 use object_store::ObjectStore;
+use object_store::path::Path;
 
 use crate::rule::{Action, Marks, Pair, Section};
 use change::{Next, Objects, path_of};
 pub use error::{ObjectError, Unfit};
 pub use pointer::{Draft, PointerFence, Swept};
+pub use probe::probe;
 use record::{Holds, Record};
 
 #[cfg(any(test, fuzzing))]
@@ -82,7 +84,7 @@ impl ObjectFence {
     /// # Errors
     /// [`ObjectError::Unfit`] if the store can't be fenced, with the reason. [`ObjectError::Store`].
     pub async fn connect(store: Arc<dyn ObjectStore>) -> Result<Self, ObjectError> {
-        probe::probe(store.as_ref()).await?;
+        probe(store.as_ref(), &Path::default()).await?;
         Ok(Self { objects: Objects { store, holds: Holds::Content, tries: TRIES_DEFAULT } })
     }
 

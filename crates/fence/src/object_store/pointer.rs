@@ -141,7 +141,7 @@ impl PointerFence {
     /// # Errors
     /// As [`ObjectFence::connect`](super::ObjectFence::connect).
     pub async fn connect(store: Arc<dyn ObjectStore>) -> Result<Self, ObjectError> {
-        probe::probe(store.as_ref()).await?;
+        probe(store.as_ref(), &Path::default()).await?;
         Ok(Self { objects: Objects { store, holds: Holds::Pointer, tries: TRIES_DEFAULT } })
     }
 

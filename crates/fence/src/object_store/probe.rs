@@ -28,13 +28,15 @@ struct Probe<'a> {
     rivals: Path,
 }
 
-/// Runs all checks against `store`.
+/// Checks that `store` rejects a put whose condition does not hold, with temporary objects below
+/// `.lockkeeper-probe/` in `prefix`. The fences do so when connecting; others that rely on conditional puts
+/// may, too.
 ///
 /// # Errors
-/// [`ObjectError::Unfit`], [`ObjectError::Store`], [`ObjectError::Random`].
-pub(super) async fn probe(store: &dyn ObjectStore) -> Result<(), ObjectError> {
+/// [`ObjectError::Unfit`] with the reason; [`ObjectError::Store`], [`ObjectError::Random`].
+pub async fn probe(store: &dyn ObjectStore, prefix: &Path) -> Result<(), ObjectError> {
     let nonce = Nonce::random().map_err(ObjectError::Random)?;
-    let path = |name: &str| Path::from_iter([".lockkeeper-probe", &nonce.to_string(), name]);
+    let path = |name| prefix.clone().join(".lockkeeper-probe").join(nonce.to_string()).join(name);
     let probe = Probe { store, main: path("main"), absent: path("absent"), rivals: path("rivals") };
     let found = match probe.one_by_one().await {
         Ok(()) => probe.at_once().await,

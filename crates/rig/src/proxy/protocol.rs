@@ -11,6 +11,8 @@ pub enum Protocol {
     Postgres,
     /// RESP: scripts are refused.
     Redis,
+    /// HTTP/1.1 of object stores, with errors in XML: every request is refused.
+    S3,
     /// Reads and writes are refused; pings, logins and watches are not.
     ZooKeeper,
 }
@@ -80,7 +82,7 @@ impl RequestFilter {
         match self.protocol {
             Protocol::ZooKeeper => Some(4 + usize::try_from(number_at(&self.buffer, 0)?).ok()?),
             Protocol::Postgres => Some(self.buffer.len()).filter(|length| *length > 0),
-            Protocol::DynamoDb => {
+            Protocol::DynamoDb | Protocol::S3 => {
                 let head = find(&self.buffer, b"\r\n\r\n")? + 4;
                 let text = String::from_utf8_lossy(&self.buffer[..head]).to_ascii_lowercase();
                 let length =
@@ -104,7 +106,7 @@ impl RequestFilter {
 
     fn is_refusable(&self, request: &[u8]) -> bool {
         match self.protocol {
-            Protocol::DynamoDb => true,
+            Protocol::DynamoDb | Protocol::S3 => true,
             Protocol::Postgres => self.is_new && opens(request),
             Protocol::Redis => ["EVAL", "eval"]
                 .iter()
@@ -130,10 +132,20 @@ impl RequestFilter {
             return [b"E", &length.to_be_bytes()[..], fields.as_bytes()].concat();
         }
         let status = match *code {
-            "InternalServerError" => 500,
-            "ServiceUnavailable" => 503,
+            "InternalServerError" | "InternalError" => 500,
+            "ServiceUnavailable" | "SlowDown" => 503,
+            "TooManyRequests" => 429,
+            "ConditionalRequestConflict" => 409,
+            "NotImplemented" => 501,
+            "AccessDenied" | "RequestTimeTooSkewed" | "SignatureDoesNotMatch" => 403,
             _ => 400,
         };
+        if self.protocol == Protocol::S3 {
+            let body = format!("<Error><Code>{code}</Code><Message>{text}</Message></Error>");
+            let kind = "content-type: application/xml";
+            return format!("HTTP/1.1 {status} x\r\n{kind}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+                .into_bytes();
+        }
         let body = format!(r#"{{"__type":"com.amazonaws.dynamodb.v20120810#{code}","message":"{text}"}}"#);
         let kind = "content-type: application/x-amz-json-1.0";
         format!("HTTP/1.1 {status} x\r\n{kind}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
