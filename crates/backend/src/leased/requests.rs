@@ -329,7 +329,7 @@ impl LeasedRequests {
     pub(super) fn is_long_over(&self, target: Seq) -> bool {
         let state = self.state();
         let Some(request) = state.requests.get(&target) else { return true };
-        let until = request.entry.ttl * 2 + request.entry.closed_after_expiry();
+        let until = request.entry.ttl.saturating_mul(2).saturating_add(request.entry.closed_after_expiry());
         request.ends_since.is_some_and(|since| BootInstant::now() - since > until)
     }
 

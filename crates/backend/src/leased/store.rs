@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{End, LockName, Mode, Seq};
 use lockkeeper_core::{PermitGrant, Token};
+use serde::{Deserialize, Serialize};
 
 use crate::box_future::BoxFuture;
 use crate::call::CallError;
@@ -63,7 +64,7 @@ pub struct Entry {
 }
 
 /// The permanent name of an entry: the session's 128 random bits and the request's seq.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct EntryId(pub String);
 
 impl EntryId {
