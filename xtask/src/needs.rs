@@ -15,8 +15,8 @@ use lockkeeper_rig::{
 use crate::TaskResult;
 use crate::foreign;
 use crate::packages::{
-    COMMAND, DYNAMODB, ETCD, EXAMPLE_BACKEND, EXAMPLES, FENCE, LAB, LIBRARY, NODE, POSTGRES, PYTHON, REDIS,
-    REDLOCK, RIG, ZOOKEEPER, is_for,
+    COMMAND, DYNAMODB, ETCD, EXAMPLE_BACKEND, EXAMPLES, FENCE, LAB, LIBRARY, NODE, OBJECT_STORE, POSTGRES,
+    PYTHON, REDIS, REDLOCK, RIG, ZOOKEEPER, is_for,
 };
 use crate::process::{cargo, is_installed, run};
 
@@ -112,6 +112,7 @@ const TEST_NEEDS: &[TestNeeds] = &[
             LAB,
             LIBRARY,
             NODE,
+            OBJECT_STORE,
             POSTGRES,
             PYTHON,
             REDIS,
@@ -231,7 +232,7 @@ const TEST_NEEDS: &[TestNeeds] = &[
         ],
     },
     TestNeeds {
-        packages: &[COMMAND, DYNAMODB, FENCE, LAB, LIBRARY, NODE, PYTHON, REDIS, RIG],
+        packages: &[COMMAND, DYNAMODB, FENCE, LAB, LIBRARY, NODE, OBJECT_STORE, PYTHON, REDIS, RIG],
         needs: &[
             Need { program: "python3", package: "python3", used_by: "lock clients and emulators in Python" },
             Need { program: "pip3", package: "python3-pip", used_by: "the same" },

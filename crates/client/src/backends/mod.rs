@@ -82,6 +82,7 @@ known_backends! {
     "dynamodb" lockkeeper_dynamodb: "dynamodb";
     "etcd" lockkeeper_etcd: "etcd", "etcds" by "etcd-tls";
     "file" lockkeeper_file: "file";
+    "object-store" lockkeeper_object_store: "s3" by "object-store", "gs" by "object-store", "az" by "object-store";
     "postgres" lockkeeper_postgres: "postgres", "postgresql" by "postgres";
     "redis" lockkeeper_redis: "redis", "rediss" by "redis-tls", "redis+unix" by "redis";
     "redlock" lockkeeper_redlock: "redlock", "redlocks" by "redis-tls";
