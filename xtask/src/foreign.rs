@@ -123,7 +123,7 @@ const SETS: &[Set] = &[
             // Needed by moto's DynamoDB.
             Library { name: "py-partiql-parser", version: "0.6.3", used_by: "the same" },
         ],
-        packages: &[DYNAMODB, LIBRARY, FENCE, NODE, OBJECT_STORE, PYTHON, RIG],
+        packages: &[DYNAMODB, LIBRARY, FENCE, NODE, PYTHON, RIG],
     },
     Set {
         folder: "pypi-seaweedfs",

@@ -15,7 +15,6 @@ use crate::s3::{installed, make_bucket, put_object};
 /// A SeaweedFS with an empty bucket ([`BUCKET`](crate::s3::BUCKET)), on plain HTTP, which takes unsigned
 /// requests. Ended when dropped.
 pub struct SeaweedFs {
-    // The first field, so that the process is ended before its ports are released and its folder removed.
     slot: ProcessSlot,
     /// Of S3 first; then those of its parts: S3's gRPC, master, volume server and filer, each with gRPC.
     ports: [Port; 8],
@@ -66,9 +65,7 @@ impl SeaweedFs {
                 "-master.volumeSizeLimitMB=1",
             ])
             .args(ports)
-            .args([format!("-dir={}", data.display())])
-            // Its Unix sockets.
-            .env("TMPDIR", self.folder.path());
+            .args([format!("-dir={}", data.display())]);
         self.slot.fill(|| {
             let mut process = ServerProcess::start(&line, Signal::SIGKILL, &self.folder.log());
             process.wait_until_ready("SeaweedFS", || {
@@ -116,5 +113,17 @@ impl SeaweedFs {
     /// SIGCONT after [`SeaweedFs::stop`].
     pub fn cont(&self) {
         self.slot.cont();
+    }
+}
+
+/// Removes its Unix sockets, whose places can't be chosen.
+impl Drop for SeaweedFs {
+    fn drop(&mut self) {
+        self.slot.clear(Signal::SIGKILL);
+        for part in ["filer", "filer-grpc", "master-grpc", "s3", "s3-grpc", "volume-grpc"] {
+            for port in &self.ports {
+                let _ = fs::remove_file(format!("/tmp/seaweedfs-{part}-{}.sock", port.number()));
+            }
+        }
     }
 }

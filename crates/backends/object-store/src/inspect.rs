@@ -40,7 +40,8 @@ impl Objects {
 
     pub(super) async fn lock_info(&self, name: LockName) -> Result<LockInfo, BackendError> {
         let record = self.record(&name).await?;
-        Ok(LockInfo::held_by(name, record.holds.iter().map(shown).collect()))
+        let permits = record.holds.iter().find_map(|held| held.note.permit).map(|permit| permit.of);
+        Ok(LockInfo { permits, ..LockInfo::held_by(name, record.holds.iter().map(shown).collect()) })
     }
 
     /// The locks below a prefix that are held.

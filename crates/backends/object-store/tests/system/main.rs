@@ -1,5 +1,5 @@
-//! `s3:` and `az:` on servers that check the condition of a put: SeaweedFS; moto, which is made to serve one
-//! request at a time; and Azurite.
+//! `s3:` and `az:` on servers that check the condition of a put and store the object in one step: SeaweedFS and
+//! Azurite.
 
 mod contract;
 mod refused;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lockkeeper::{BreakOrder, Broken, Guard, Locks, Unfenced, VerifyError};
-use lockkeeper_rig::{Azurite, Faults, Protocol, S3, SeaweedFs, ServiceRefusal};
+use lockkeeper_rig::{Azurite, Faults, Protocol, SeaweedFs, ServiceRefusal};
 
 /// Used where a test waits for the end of a hold.
 const TTL: Duration = Duration::from_secs(2);
@@ -49,8 +49,6 @@ fn request(port: u16, method: &str, path: &str, headers: &str, body: &str) -> St
 async fn on_each_server(check: impl AsyncFn(&str)) {
     let seaweedfs = SeaweedFs::start(&foreign());
     check(&url(address(seaweedfs.port()), "")).await;
-    let moto = S3::start(&foreign());
-    check(&url(address(moto.port()), "")).await;
     let azurite = Azurite::start(&foreign());
     check(&format!("az://lockkeeper/locks?credentials=none&poll_ms=20&endpoint={}", azurite.url())).await;
 }

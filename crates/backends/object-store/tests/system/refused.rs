@@ -1,7 +1,7 @@
 //! Stores that can't hold locks, and buckets with settings that operators should know of.
 
 use lockkeeper::{ConnectError, Locks};
-use lockkeeper_rig::{S3, SeaweedFs};
+use lockkeeper_rig::{Azurite, S3, SeaweedFs};
 
 use crate::{address, foreign, request, token, url};
 
@@ -17,13 +17,11 @@ async fn store_that_ignores_conditions_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn missing_bucket_and_missing_service_are_named() {
-    let server = SeaweedFs::start(&foreign());
-    let url = url(address(server.port()), "");
-    let error =
-        Locks::connect(&url.replace("s3://lockkeeper/", "s3://nowhere/")).await.expect_err("no bucket");
+    let azurite = Azurite::start(&foreign());
+    let url = format!("az://nowhere/locks?credentials=none&endpoint={}", azurite.url());
+    let error = Locks::connect(&url).await.expect_err("no container");
     assert!(error.to_string().contains("no such bucket"), "{error}");
-    let error =
-        Locks::connect(&url.replace(&server.port().to_string(), "1")).await.expect_err("nobody listens");
+    let error = Locks::connect(&crate::url(address(1), "")).await.expect_err("nobody listens");
     assert!(matches!(error, ConnectError::Backend(_)), "{error:?}");
     assert!(error.to_string().contains("refused"), "{error}");
 }
