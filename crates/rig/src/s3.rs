@@ -127,7 +127,8 @@ pub(crate) fn installed(foreign: &Path, set: &str, library: &str) -> std::path::
     folder
 }
 
-/// Creates the bucket, unless it exists, by an unsigned request: no server here requires a signature for that.
+/// Creates the bucket, unless it exists, by an unsigned request: no server here requires a signature for
+/// that.
 pub(crate) fn make_bucket(port: u16) -> Result<(), String> {
     put(port, &format!("/{BUCKET}")).and_then(|answer| {
         let exists = answer.starts_with("HTTP/1.1 200") || answer.starts_with("HTTP/1.1 409");

@@ -451,7 +451,7 @@ fn a_lock_service_is_known_by_one_line() {
     for folder in fs::read_dir(root().join("crates/backends")).expect("the lock services' packages") {
         let folder = folder.expect("a folder").file_name();
         let name = folder.to_string_lossy();
-        let package = format!("lockkeeper_{name}");
+        let package = format!("lockkeeper_{}", name.replace('-', "_"));
         let line = format!("\"{name}\" {package}: ");
         let mut known = 0;
         for (path, text) in &sources {

@@ -1,9 +1,9 @@
-//! `s3:`, `gs:` and `az:`: locks as objects in Amazon S3 and compatible stores, Google Cloud Storage and Azure
-//! Blob Storage.
+//! `s3:`, `gs:` and `az:`: locks as objects in Amazon S3 and compatible stores, Google Cloud Storage and
+//! Azure Blob Storage.
 //!
-//! A lock is one object (`record`), which is never deleted, and changed only on the condition that it is as it
-//! was read (`objects`). Its holders renew by writing it; a waiter takes the place of a holder that does not
-//! do so for a ttl (`observed`, `store`). Sessions over such holds are in
+//! A lock is one object (`record`), which is never deleted, and changed only on the condition that it is as
+//! it was read (`objects`). Its holders renew by writing it; a waiter takes the place of a holder that does
+//! not do so for a ttl (`observed`, `store`). Sessions over such holds are in
 //! [`leased`](lockkeeper_backend::leased). `terraform` is the lock object of other programs.
 
 #![allow(rustdoc::private_intra_doc_links, reason = "the code map is for those who read the code")]
@@ -31,7 +31,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use http::Http;
 use objects::Objects;
-use settings::{Layout, Settings};
+use settings::{ObjectLayout, Settings};
 use terraform::{TerraformBackend, TerraformLocks};
 
 /// The backend's description for users, and its `connect`.
@@ -56,11 +56,11 @@ async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let objects = Objects::new(settings.store(Http::new(&lease_thread))?, settings);
     objects.check().await?;
     Ok(match layout {
-        Layout::Own => {
+        ObjectLayout::Own => {
             let capabilities = capabilities(backend);
             Arc::new(ObjectBackend { store: Arc::new(objects), lease_thread, capabilities })
         }
-        Layout::Terraform => {
+        ObjectLayout::Terraform => {
             let capabilities = terraform::capabilities(backend);
             Arc::new(TerraformBackend {
                 locks: Arc::new(TerraformLocks(objects)),

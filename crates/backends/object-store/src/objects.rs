@@ -168,10 +168,10 @@ impl Objects {
         Ok(self.observed.see(name, version, record, now))
     }
 
-    /// Changes a lock as `decide` says, which is called again each time that another client was first. `known`:
-    /// a state to begin with in place of a read. `decide` must recognize what an earlier put of its own has
-    /// done: a put whose answer is lost, or that is refused because of its own first copy, is followed by a
-    /// read.
+    /// Changes a lock as `decide` says, which is called again each time that another client was first.
+    /// `known`: a state to begin with in place of a read. `decide` must recognize what an earlier put of its
+    /// own has done: a put whose answer is lost, or that is refused because of its own first copy, is
+    /// followed by a read.
     pub(super) async fn change<T>(
         &self,
         name: &LockName,

@@ -17,15 +17,15 @@ const LOCKS_MAX: usize = 10_000;
 
 /// What this client has seen last of each lock.
 #[derive(Default)]
-pub(super) struct Observed(Mutex<HashMap<LockName, Seen>>);
+pub(super) struct Observed(Mutex<HashMap<LockName, SeenLock>>);
 
-struct Seen {
+struct SeenLock {
     /// The object as it was read or written last; `None` if a write of this client is in doubt.
     last: Option<Sight>,
-    since: HashMap<EntryId, Observation>,
+    since: HashMap<EntryId, ObservedHold>,
 }
 
-struct Observation {
+struct ObservedHold {
     renewal: u64,
     /// When the first answer with this renewal arrived: later than the holder's own timestamp.
     since: BootInstant,
@@ -64,10 +64,10 @@ impl Observed {
                 _ => now,
             };
             left.push(held.observed_for().saturating_sub(now - at));
-            since.insert(held.id.clone(), Observation { renewal: held.renewal, since: at });
+            since.insert(held.id.clone(), ObservedHold { renewal: held.renewal, since: at });
         }
         let sight = Sight { version, record, left };
-        locks.insert(name.clone(), Seen { last: Some(sight.clone()), since });
+        locks.insert(name.clone(), SeenLock { last: Some(sight.clone()), since });
         sight
     }
 

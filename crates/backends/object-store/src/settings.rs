@@ -37,7 +37,7 @@ impl Provider {
 
 /// What an object of a lock is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Layout {
+pub(super) enum ObjectLayout {
     Own,
     /// The lock object of Terraform and OpenTofu.
     Terraform,
@@ -50,7 +50,7 @@ pub(super) struct Settings {
     pub(super) bucket: String,
     /// Of all objects; without slashes at its ends.
     pub(super) prefix: String,
-    pub(super) layout: Layout,
+    pub(super) layout: ObjectLayout,
     region: Option<String>,
     account: Option<String>,
     pub(super) endpoint: Option<String>,
@@ -91,8 +91,8 @@ impl Settings {
             }
         };
         let layout = match text("layout")?.as_deref() {
-            None => Layout::Own,
-            Some("terraform") => Layout::Terraform,
+            None => ObjectLayout::Own,
+            Some("terraform") => ObjectLayout::Terraform,
             Some(other) => {
                 return Err(url.bad_part(format!("layout={other}"), "`layout=terraform`").into());
             }

@@ -56,7 +56,7 @@ impl Store for Objects {
 }
 
 /// How a request can hold a lock.
-enum Way {
+enum Access {
     /// Beside the live holders, with this permit if it is one.
     Free(Option<NotePermit>),
     /// Not at present: a live hold ends in `left` at the earliest, unless it is released.
@@ -82,8 +82,8 @@ impl Objects {
                     _ => Next::Is(Tried::Refused(broken_at_grant())),
                 };
             }
-            match way(&entry.name, entry.mode, seen) {
-                Way::Free(permit) => {
+            match access(&entry.name, entry.mode, seen) {
+                Access::Free(permit) => {
                     let mut record = without_expired(seen);
                     match Token::new(record.grant(attempt, permit)) {
                         Some(token) => {
@@ -92,12 +92,12 @@ impl Objects {
                         None => Next::Is(Tried::Refused(no_more_tokens(&entry.name))),
                     }
                 }
-                Way::Refused(error) => Next::Is(Tried::Refused(error)),
-                Way::Taken { left } if attempt.wait => {
+                Access::Refused(error) => Next::Is(Tried::Refused(error)),
+                Access::Taken { left } if attempt.wait => {
                     let pause = self.settings.poll(entry.ttl).mul_f64(0.5 + fastrand::f64() / 2.0);
                     Next::Is(Tried::Waits { ahead: 1, again: pause.min(left) })
                 }
-                Way::Taken { .. } => {
+                Access::Taken { .. } => {
                     let live = live(seen).next();
                     let holder = live.map(|held| held.note.owner.clone());
                     Next::Is(Tried::Busy(Busy { holder, queued_ahead: 0 }))
@@ -134,8 +134,8 @@ impl Objects {
                 Some(held) if held.is_revoked() => Next::Write(record, End::Broken),
                 Some(_) => Next::Write(record, End::Released),
                 None if record.was_released(&entry.id) => Next::Is(End::Released),
-                // An attempt may be on its way. It depends on the object that this write replaces, unless another
-                // client has replaced it since.
+                // An attempt may be on its way. It depends on the object that this write replaces, unless
+                // another client has replaced it since.
                 None if doubt && is_unchanged => Next::Write(record, End::Gone),
                 None => Next::Is(End::Gone),
             }
@@ -164,23 +164,23 @@ fn without_expired(seen: &Sight) -> LockRecord {
     record
 }
 
-fn way(name: &LockName, mode: Mode, seen: &Sight) -> Way {
+fn access(name: &LockName, mode: Mode, seen: &Sight) -> Access {
     let left = seen.left.iter().copied().filter(|left| !left.is_zero()).min().unwrap_or_default();
     let count = live(seen).count();
     let all_are = |mode| live(seen).all(|held| held.mode == mode);
     let in_use = live(seen).find_map(|held| held.note.permit);
     let permit = match NotePermit::asked(name, mode, in_use.map(|permit| permit.of)) {
         Ok(permit) => permit,
-        Err(error) => return Way::Refused(error),
+        Err(error) => return Access::Refused(error),
     };
     match (permit, in_use) {
         (Some(asked), Some(used)) if asked.of != used.of => {
-            return Way::Refused(other_limit(name, used.of, asked.of));
+            return Access::Refused(other_limit(name, used.of, asked.of));
         }
         (Some(asked), _) if all_are(HeldMode::Permit) && count < (asked.of as usize).min(HOLDERS_MAX) => {
             let taken =
                 |slot: &u32| live(seen).any(|held| held.note.permit.and_then(|one| one.slot) == Some(*slot));
-            return Way::Free(Some(NotePermit { slot: (0..asked.of).find(|slot| !taken(slot)), ..asked }));
+            return Access::Free(Some(NotePermit { slot: (0..asked.of).find(|slot| !taken(slot)), ..asked }));
         }
         _ => {}
     }
@@ -188,7 +188,7 @@ fn way(name: &LockName, mode: Mode, seen: &Sight) -> Way {
         Mode::Shared => all_are(HeldMode::Shared) && count < HOLDERS_MAX,
         _ => count == 0,
     };
-    if is_free { Way::Free(None) } else { Way::Taken { left } }
+    if is_free { Access::Free(None) } else { Access::Taken { left } }
 }
 
 fn no_more_tokens(name: &LockName) -> BackendError {

@@ -1,5 +1,5 @@
-//! `s3:` and `az:` on servers that check the condition of a put and store the object in one step: SeaweedFS and
-//! Azurite.
+//! `s3:` and `az:` on servers that check the condition of a put and store the object in one step: SeaweedFS
+//! and Azurite.
 
 mod contract;
 mod refused;
@@ -53,8 +53,8 @@ async fn on_each_server(check: impl AsyncFn(&str)) {
     check(&format!("az://lockkeeper/locks?credentials=none&poll_ms=20&endpoint={}", azurite.url())).await;
 }
 
-/// 16 clients change one object at the same time: each joins as a reader, sees itself, and leaves. No grant is
-/// lost, and none is given twice.
+/// 16 clients change one object at the same time: each joins as a reader, sees itself, and leaves. No grant
+/// is lost, and none is given twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn racing_writers_lose_nothing() {
     on_each_server(async |url| {
