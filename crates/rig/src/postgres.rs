@@ -1,18 +1,18 @@
 //! One PostgreSQL server.
 
 use std::env;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::Signal;
 
 use crate::folder::{Folder, make_for_unprivileged};
 use crate::port::Port;
 use crate::process::{ProcessSlot, ServerProcess};
 use crate::program::{CommandLine, Program, ask, find};
+use crate::template::copy_of_template;
 use crate::tls::Certificates;
 
 /// The server.
@@ -21,7 +21,6 @@ const INITDB: Program = Program { name: "initdb", package: "postgresql" };
 /// The command line client.
 pub const PSQL: Program = Program { name: "psql", package: "postgresql-client" };
 const IPCRM: Program = Program { name: "ipcrm", package: "util-linux" };
-const COPY: Program = Program { name: "cp", package: "coreutils" };
 
 /// A PostgreSQL server on its own port, whose superuser `postgres` needs no password; ended when dropped.
 ///
@@ -344,48 +343,13 @@ fn set_password(folder: &Path, password: &str) -> Result<(), String> {
     if output.status.success() && !said.contains("ERROR") { Ok(()) } else { Err(said.into_owned()) }
 }
 
-/// Makes `data` the data of a new server: a copy of a template in Cargo's target folder, which the first
-/// caller makes. Outside of a target folder, `initdb` is run each time.
+/// Makes `data` the data of a new server, from a template.
 fn prepare(data: &Path) {
     INITDB.path();
-    let Some(target) = target() else {
-        return initialise(data).unwrap_or_else(|why| panic!("{why}"));
-    };
-    let made = target.join("rig");
-    fs::create_dir_all(&made).unwrap_or_else(|error| panic!("cannot make {}: {error}", made.display()));
     let version = ask(SERVER, |postgres| _ = postgres.arg("--version")).unwrap_or_else(|why| panic!("{why}"));
     // `postgres (PostgreSQL) 15.18 (Debian …)`
     let version = version.split(' ').nth(2).unwrap_or("unknown");
-    let template = made.join(format!("postgres-{version}"));
-    let lock = File::create(made.join("lock")).expect("the target folder is ours");
-    let lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| error);
-    let lock = lock.expect("a file can be locked");
-    if !template.exists() {
-        // Initialised in a temporary folder first: the server's user can traverse that folder, but perhaps
-        // not the target folder.
-        let folder = Folder::new("initdb");
-        initialise(&folder.data()).unwrap_or_else(|why| panic!("{why}"));
-        let unfinished = made.join("unfinished");
-        let _ = fs::remove_dir_all(&unfinished);
-        copy(&folder.data(), &unfinished);
-        fs::rename(&unfinished, &template).expect("the target folder is ours");
-    }
-    drop(lock);
-    copy(&template, data);
-}
-
-/// Copies a folder, owners included.
-fn copy(from: &Path, to: &Path) {
-    let mut command = Command::new(COPY.path());
-    command.args(["--archive", "--reflink=auto", "--no-target-directory"]).arg(from).arg(to);
-    let output = command.output().expect("cp can be started");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// Cargo's target folder, identified by its tag file, if this program is in one.
-fn target() -> Option<PathBuf> {
-    let program = env::current_exe().ok()?;
-    program.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_owned)
+    copy_of_template(&format!("postgres-{version}"), data, initialise);
 }
 
 /// Removes the shared memory segment of a killed PostgreSQL. PostgreSQL itself would remove it only at its
