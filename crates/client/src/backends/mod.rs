@@ -14,6 +14,12 @@ pub mod dynamodb {
     pub use lockkeeper_dynamodb::init;
 }
 
+/// API specific to MySQL and MariaDB.
+#[cfg(feature = "mysql")]
+pub mod mysql {
+    pub use lockkeeper_mysql::{SCHEMA_SQL, SESSION_SCHEMA_SQL};
+}
+
 /// API specific to PostgreSQL.
 #[cfg(feature = "postgres")]
 pub mod postgres {
@@ -82,6 +88,7 @@ known_backends! {
     "dynamodb" lockkeeper_dynamodb: "dynamodb";
     "etcd" lockkeeper_etcd: "etcd", "etcds" by "etcd-tls";
     "file" lockkeeper_file: "file";
+    "mysql" lockkeeper_mysql: "mysql", "mariadb" by "mysql";
     "object-store" lockkeeper_object_store: "s3" by "object-store", "gs" by "object-store", "az" by "object-store";
     "postgres" lockkeeper_postgres: "postgres", "postgresql" by "postgres";
     "redis" lockkeeper_redis: "redis", "rediss" by "redis-tls", "redis+unix" by "redis";

@@ -1,0 +1,4 @@
+//! The contract suite.
+
+mod row;
+mod session;
