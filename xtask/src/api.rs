@@ -13,7 +13,8 @@ use crate::process::{cargo, run};
 /// The text. Not a page of the book.
 const FILE: &str = "docs/public-api.txt";
 /// All lock services.
-const FEATURES: &str = "dynamodb,etcd-tls,object-store,postgres-tls,redis-tls,redlock,sqlite,zookeeper";
+const FEATURES: &str =
+    "dynamodb,etcd-tls,mysql-tls,object-store,postgres-tls,redis-tls,redlock,sqlite,zookeeper";
 
 /// Writes the text.
 #[cfg_attr(feature = "generate", allow(dead_code, reason = "the build without the feature calls it"))]

@@ -9,14 +9,14 @@ use std::process::Command;
 use std::{env, fs};
 
 use lockkeeper_rig::{
-    Program, etcd, find, memcached, network, pgbouncer, postgres, prometheus, redis, zookeeper,
+    Program, etcd, find, mariadb, memcached, network, pgbouncer, postgres, prometheus, redis, zookeeper,
 };
 
 use crate::TaskResult;
 use crate::foreign;
 use crate::packages::{
-    COMMAND, DYNAMODB, ETCD, EXAMPLE_BACKEND, EXAMPLES, FENCE, LAB, LIBRARY, NODE, OBJECT_STORE, POSTGRES,
-    PYTHON, REDIS, REDLOCK, RIG, ZOOKEEPER, is_for,
+    COMMAND, DYNAMODB, ETCD, EXAMPLE_BACKEND, EXAMPLES, FENCE, LAB, LIBRARY, MYSQL, NODE, OBJECT_STORE, POSTGRES, PYTHON,
+    REDIS, REDLOCK, RIG, ZOOKEEPER, is_for,
 };
 use crate::process::{cargo, is_installed, run};
 
@@ -111,6 +111,7 @@ const TEST_NEEDS: &[TestNeeds] = &[
             FENCE,
             LAB,
             LIBRARY,
+            MYSQL,
             NODE,
             OBJECT_STORE,
             POSTGRES,
@@ -135,6 +136,14 @@ const TEST_NEEDS: &[TestNeeds] = &[
             Need::of(postgres::SERVER, "the tests of PostgreSQL"),
             Need::of(postgres::PSQL, "the same, and the tests beside psql"),
         ],
+    },
+    TestNeeds {
+        packages: &[FENCE, MYSQL, RIG],
+        needs: &[Need::of(mariadb::SERVER, "the tests of MariaDB"), Need::of(mariadb::CLIENT, "the same")],
+    },
+    TestNeeds {
+        packages: &[MYSQL],
+        needs: &[Need::of(mariadb::GALERA, "the tests of a cluster of MariaDB")],
     },
     TestNeeds {
         packages: &[LAB, POSTGRES, RIG],

@@ -11,6 +11,7 @@ pub(crate) const RIG: &str = "lockkeeper-rig";
 pub(crate) const DYNAMODB: &str = "lockkeeper-dynamodb";
 pub(crate) const ETCD: &str = "lockkeeper-etcd";
 pub(crate) const EXAMPLE_BACKEND: &str = "lockkeeper-example-backend";
+pub(crate) const MYSQL: &str = "lockkeeper-mysql";
 pub(crate) const OBJECT_STORE: &str = "lockkeeper-object-store";
 pub(crate) const POSTGRES: &str = "lockkeeper-postgres";
 pub(crate) const REDIS: &str = "lockkeeper-redis";

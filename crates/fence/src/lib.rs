@@ -72,6 +72,8 @@ pub mod http;
 #[cfg(any(target_os = "linux", feature = "object_store", feature = "store"))]
 mod lines;
 pub mod memory;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 #[cfg(feature = "object_store")]
 pub mod object_store;
 #[cfg(feature = "postgres")]
@@ -92,6 +94,8 @@ pub mod file;
 
 #[cfg(feature = "http")]
 pub use self::http::HttpFence;
+#[cfg(feature = "mysql")]
+pub use self::mysql::MySqlError;
 #[cfg(feature = "object_store")]
 pub use self::object_store::{ObjectError, ObjectFence, PointerFence};
 #[cfg(feature = "postgres")]

@@ -67,13 +67,13 @@ impl MariaDb {
     #[must_use]
     pub fn galera() -> [Self; 2] {
         let ports: [Port; 2] = std::array::from_fn(|_| Port::free());
-        // The addresses of the replication; its second port is for the transfer of the state.
-        let replication: [Port; 4] = std::array::from_fn(|_| Port::free());
+        // The addresses of the replication. A node's state transfers would use the next higher port; there are
+        // none, as both begin with the same data.
+        let replication: [Port; 2] = std::array::from_fn(|_| Port::free());
         let members = format!("127.0.0.1:{},127.0.0.1:{}", replication[0].number(), replication[1].number());
         let mut number = 0;
         ports.map(|port| {
-            let address = |port: &Port| format!("127.0.0.1:{}", port.number());
-            let (own, transfer) = (address(&replication[number]), address(&replication[number + 2]));
+            let own = format!("127.0.0.1:{}", replication[number].number());
             let known = if number == 0 { "" } else { &members };
             let mut node = Self::unstarted(&[
                 "--binlog-format=ROW",
@@ -82,10 +82,9 @@ impl MariaDb {
                 &format!("--wsrep-provider={}", GALERA.name),
                 &format!("--wsrep-cluster-address=gcomm://{known}"),
                 &format!("--wsrep-node-address={own}"),
-                &format!("--wsrep-sst-receive-address={transfer}"),
                 &format!("--wsrep-node-name=node{number}"),
-                "--wsrep-sst-method=rsync",
-                &format!("--wsrep-provider-options=base_host=127.0.0.1;gmcast.listen_addr=tcp://{own};gcache.size=8M"),
+                "--wsrep-sst-method=skip",
+                &format!("--wsrep-provider-options=gmcast.listen_addr=tcp://{own};gcache.size=8M"),
             ]);
             node.port = port;
             number += 1;
@@ -246,7 +245,12 @@ pub fn line(port: u16, folder: &Path) -> CommandLine {
     CommandLine::new(found(SERVER))
         .unprivileged()
         .args(["--no-defaults", "--skip-name-resolve", "--bind-address=127.0.0.1"])
-        .args([format!("--port={port}"), data("datadir", ""), data("socket", "socket"), data("pid-file", "pid")])
+        .args([
+            format!("--port={port}"),
+            data("datadir", ""),
+            data("socket", "socket"),
+            data("pid-file", "pid"),
+        ])
         .args(["--innodb-buffer-pool-size=32M", "--innodb-log-file-size=8M", "--max-connections=300"])
 }
 

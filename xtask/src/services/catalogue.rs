@@ -12,7 +12,7 @@ use std::fs;
 use std::process::Command;
 
 use lockkeeper_rig::s3::{MOTO, PYTHON};
-use lockkeeper_rig::{pgbouncer, postgres, redis, zookeeper};
+use lockkeeper_rig::{mariadb, pgbouncer, postgres, redis, zookeeper};
 use nix::sys::signal::Signal;
 
 use crate::TaskResult;
@@ -133,6 +133,26 @@ const POSTGRES: ServiceSpec = ServiceSpec {
     ready: postgres_ready,
 };
 
+/// MariaDB, which syncs each transaction. The superuser `root` needs no password.
+const MARIADB: ServiceSpec = ServiceSpec {
+    name: "mariadb",
+    family: "mariadb",
+    port: 16520,
+    needs: &[
+        Need::of(mariadb::SERVER, "the service mariadb"),
+        Need::of(mariadb::CLIENT, "the service mariadb, to see whether it answers"),
+        SETPRIV,
+    ],
+    version: |_| command(mariadb::SERVER.name, &["--version"]),
+    prepare: |place| mariadb::initialise(&place.data()),
+    command: |place| mariadb::line(place.port, &place.data()).detached(),
+    ends_by: Signal::SIGTERM,
+    after: None,
+    ready: |place| {
+        mariadb::ask_client(place.port, &["--execute", "CREATE DATABASE IF NOT EXISTS app"]).map(|_| ())
+    },
+};
+
 /// A connection pool for [`POSTGRES`] in transaction mode: after each transaction of a client, another client
 /// may use the same connection to the server.
 const PGBOUNCER: ServiceSpec = ServiceSpec {
@@ -199,6 +219,7 @@ pub(crate) const SERVICES: &[ServiceSpec] = &[
     redlock("redlock-5", 16480),
     POSTGRES,
     PGBOUNCER,
+    MARIADB,
     ETCD,
     ZOOKEEPER,
     DYNAMODB,

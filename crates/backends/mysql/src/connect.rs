@@ -99,7 +99,8 @@ impl Connector {
         // MariaDB has a flag that is a word.
         const ABOUT: &str = "SELECT VERSION(), CAST(@@GLOBAL.read_only AS CHAR), \
                              CAST(@@GLOBAL.innodb_read_only AS CHAR), CONNECTION_ID() + 0";
-        let about: Option<(String, String, String, u64)> = conn.query_first(ABOUT).await.map_err(explained)?;
+        let about: Option<(String, String, String, u64)> =
+            conn.query_first(ABOUT).await.map_err(explained)?;
         let (version, read_only, innodb_read_only, id) = about.unwrap_or_default();
         let is_off = |value: &str| matches!(value, "0" | "OFF");
         if !is_off(&read_only) || !is_off(&innodb_read_only) {
@@ -144,7 +145,9 @@ impl Connector {
                     1045 | 1698 => format!("check user and password of `{user}` in the address"),
                     1044 => format!("grant `{user}` the database `{database}`"),
                     1049 => format!("create the database `{database}`, or name another in the address"),
-                    1040 | 1203 => "raise its max_connections, or lower `connections=` of its clients".to_owned(),
+                    1040 | 1203 => {
+                        "raise its max_connections, or lower `connections=` of its clients".to_owned()
+                    }
                     _ => "see the server's log".to_owned(),
                 };
                 (kind_of(error.code), format!("the server at {at} refuses connections: {said}; {remedy}"))
@@ -156,13 +159,15 @@ impl Connector {
                      there, or say `ssl-mode=disabled` where the way is safe"
                 ),
             ),
-            _ if said.contains("TLS") => (
+            _ if said.contains("TLS") || said.contains("certificate") => (
                 BackendErrorKind::Refused,
                 format!("no TLS with the server at {at}: {said}; `tls-ca=FILE` names whom to trust"),
             ),
             _ => (
                 BackendErrorKind::Unreachable,
-                format!("no MySQL or MariaDB answers at {at}: {said}; check host and port, and that it is running"),
+                format!(
+                    "no MySQL or MariaDB answers at {at}: {said}; check host and port, and that it is running"
+                ),
             ),
         };
         BackendError::new(kind, what)

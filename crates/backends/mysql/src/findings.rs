@@ -48,7 +48,10 @@ pub(crate) fn of_rows(rows: &[Row], replicas: Option<Vec<Row>>) -> Vec<Finding> 
         say(true, says.into());
     }
     if value("innodb_flush_method") == "nosync" {
-        say(true, "innodb_flush_method=nosync: a crash of the machine loses grants (P1, P10); set another".into());
+        say(
+            true,
+            "innodb_flush_method=nosync: a crash of the machine loses grants (P1, P10); set another".into(),
+        );
     }
     if value("log_bin") == "ON" && value("sync_binlog") != "1" {
         say(
@@ -60,7 +63,8 @@ pub(crate) fn of_rows(rows: &[Row], replicas: Option<Vec<Row>>) -> Vec<Finding> 
             ),
         );
     }
-    let waits = value("rpl_semi_sync_master_enabled") == "ON" || value("rpl_semi_sync_source_enabled") == "ON";
+    let waits =
+        value("rpl_semi_sync_master_enabled") == "ON" || value("rpl_semi_sync_source_enabled") == "ON";
     let group = !value("group_replication_group_name").is_empty();
     if value("log_bin") == "ON" && !waits && !group && value("wsrep_on") != "ON" {
         match replicas {
@@ -105,7 +109,7 @@ pub(crate) fn of_rows(rows: &[Row], replicas: Option<Vec<Row>>) -> Vec<Finding> 
     );
     say(
         false,
-        "the server wakes nobody: the first waiter looks about every 100 ms, those behind it up to every 2 s, and a \
+        "the server wakes nobody: the first waiter looks about every 40 ms, those behind it up to every second, and a \
          hand-over takes that much longer"
             .into(),
     );
@@ -126,7 +130,10 @@ pub(crate) fn of_sessions(rows: &[Row], has_table: bool, idle_s: u64) -> Vec<Fin
         ("wait_timeout", settings.get("wait_timeout"), false),
         ("max_statement_time", settings.get("max_statement_time"), limit > 0.0),
     ] {
-        let low = low || value.and_then(|value| value.parse().ok()).is_some_and(|s: f64| name == "wait_timeout" && s < 60.0);
+        let low = low
+            || value
+                .and_then(|value| value.parse().ok())
+                .is_some_and(|s: f64| name == "wait_timeout" && s < 60.0);
         if let (true, Some(value)) = (low, value) {
             let says = format!(
                 "{name}={value} by the server's default: our connections set their own (a wait has no limit, and one that \

@@ -159,7 +159,8 @@ async fn execute(conn: &mut Conn, sql: &str, params: Vec<Value>) -> Result<Done,
 pub(crate) fn column<T: FromValue>(row: &Row, at: usize) -> Result<T, BackendError> {
     let value = row.get_opt(at).and_then(Result::ok);
     value.ok_or_else(|| {
-        let what = format!("column {at} of an answer can't be read: the tables are not those of this program");
+        let what =
+            format!("column {at} of an answer can't be read: the tables are not those of this program");
         BackendError::new(BackendErrorKind::Operator, what)
     })
 }

@@ -18,7 +18,8 @@ pub(crate) enum LockKind {
 }
 
 /// Ends the error message for an unknown `lock=`.
-const KINDS: &str = "`lock=row` (the default: a row with an expiry) or `lock=session` (GET_LOCK on a connection of its own)";
+const KINDS: &str =
+    "`lock=row` (the default: a row with an expiry) or `lock=session` (GET_LOCK on a connection of its own)";
 const LAYOUTS: &str = "`layout=shedlock`, the table of ShedLock, and only with `lock=row`";
 
 /// Parameters common to all kinds of lock.
@@ -184,7 +185,8 @@ pub(crate) fn connections(url: &Url, default: usize, most: usize) -> Result<usiz
 fn tls_of(url: &Url) -> Result<(TlsMode, Option<TlsFiles>), ConnectError> {
     const WANTED: &str = "`ssl-mode=disabled`, `preferred`, `required` (encrypts, checks no certificate), `verify-ca` or \
                           `verify-identity`";
-    let files = TlsFiles::of(url, &url.scheme, "")?.filter(|files| files.ca.is_some() || files.identity.is_some());
+    let files =
+        TlsFiles::of(url, &url.scheme, "")?.filter(|files| files.ca.is_some() || files.identity.is_some());
     let given: Option<String> = url.parameter("ssl-mode", WANTED)?;
     let given = given.map(|mode| mode.to_ascii_lowercase().replace('_', "-"));
     let mode = match given.as_deref() {
@@ -265,7 +267,10 @@ mod tests {
         assert_eq!((0..found.servers()).map(|at| found.shown(at)).collect::<Vec<_>>(), ["a:3306", "[::1]:7"]);
         let options = Opts::from(found.options(1));
         assert_eq!((options.ip_or_hostname(), options.tcp_port()), ("::1", 7));
-        assert_eq!((options.user(), options.pass(), options.db_name()), (Some("me"), Some("secret"), Some("shop")));
+        assert_eq!(
+            (options.user(), options.pass(), options.db_name()),
+            (Some("me"), Some("secret"), Some("shop"))
+        );
         assert_eq!((found.tls, found.timeout), (TlsMode::Preferred, TIMEOUT));
     }
 }

@@ -33,8 +33,8 @@ pub struct Advise {
     /// Whether the changed resource can check a token: yes, http, no
     #[arg(long, value_name = "ANSWER")]
     pub check: Option<String>,
-    /// What you run: host, postgres, postgres-pooled, etcd, zookeeper, dynamodb, object-store, redis,
-    /// redlock, none
+    /// What you run: host, postgres, postgres-pooled, mysql, etcd, zookeeper, dynamodb, object-store,
+    /// redis, redlock, none
     #[arg(long, value_name = "ANSWER")]
     pub service: Option<String>,
     /// How long an operation takes

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_rig::{Postgres, Redis};
+use lockkeeper_rig::{MariaDb, Postgres, Redis};
+use mysql_async::prelude::Queryable;
 use redis::Script;
 use redis::aio::MultiplexedConnection;
+use tokio::sync::Mutex;
 use tokio_postgres::{Client, NoTls, Statement};
 
 use crate::Outcome;
@@ -175,6 +177,39 @@ pub(crate) async fn rows(server: &Postgres) -> Outcome<Pair> {
                 1 => Ok(()),
                 _ => Err("it was lost".into()),
             }
+        })
+    }))
+}
+
+/// Rows that are updated by one statement each, whose token comes back as the last insert id.
+pub(crate) async fn mysql_rows(server: &MariaDb) -> Outcome<Pair> {
+    server.sql(
+        "CREATE TABLE by_hand (name VARCHAR(64) PRIMARY KEY, holder VARCHAR(64), token BIGINT NOT NULL DEFAULT 0, \
+         until DATETIME(6) NOT NULL DEFAULT '2000-01-01') ENGINE = InnoDB",
+    );
+    let make = "INSERT IGNORE INTO by_hand (name) VALUES (?)";
+    let take = "UPDATE by_hand SET token = LAST_INSERT_ID(token + 1), holder = ?, \
+                until = UTC_TIMESTAMP(6) + INTERVAL 30 SECOND \
+                WHERE name = ? AND (holder IS NULL OR until < UTC_TIMESTAMP(6))";
+    let give = "UPDATE by_hand SET holder = NULL WHERE name = ? AND holder = ?";
+    let mut clients = Vec::new();
+    for _ in 0..ROW_CONNECTIONS {
+        clients.push(Arc::new(Mutex::new(mysql_async::Conn::from_url(server.url()).await?)));
+    }
+    Ok(Arc::new(move |number| {
+        let client = clients[number % clients.len()].clone();
+        Box::pin(async move {
+            let (name, holder) = (format!("bench/hand/{number}"), format!("{:032x}", fastrand::u128(..)));
+            let mut taken = client.lock().await;
+            taken.exec_drop(take, (&holder, &name)).await?;
+            if taken.affected_rows() == 0 {
+                taken.exec_drop(make, (&name,)).await?;
+                taken.exec_drop(take, (&holder, &name)).await?;
+            }
+            drop(taken);
+            let mut given = client.lock().await;
+            given.exec_drop(give, (&name, &holder)).await?;
+            if given.affected_rows() == 1 { Ok(()) } else { Err("it was lost".into()) }
         })
     }))
 }

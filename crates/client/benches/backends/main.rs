@@ -1,8 +1,8 @@
 //! The library's client against a plain loop with the same driver crate, on the same server and in the same
 //! run. The two are measured alternately; one measurement of one of them is a *turn*.
 //!
-//! `cargo bench -p lockkeeper --bench backends --features dynamodb,redlock,postgres [-- redis redlock session
-//! …]`. Starts the servers that it needs on loopback, and stops them. The results are the ratios; rates
+//! `cargo bench -p lockkeeper --bench backends --features dynamodb,mysql,redlock,postgres [-- redis redlock
+//! session mysql …]`. Starts the servers that it needs on loopback, and stops them. The results are the ratios; rates
 //! depend on the machine.
 
 #![expect(clippy::print_stdout, reason = "a measurement is read by people")]
@@ -15,7 +15,7 @@ mod measure;
 use std::time::Duration;
 
 use lockkeeper::Locks;
-use lockkeeper_rig::{Postgres, Redis};
+use lockkeeper_rig::{MariaDb, Postgres, Redis};
 
 use measure::{compare, median, ours};
 
@@ -50,6 +50,9 @@ async fn main() -> Outcome {
                 _ => rows(&server).await?,
             }
         }
+    }
+    if wanted("mysql") {
+        mysql().await?;
     }
     if wanted("dynamodb") {
         dynamodb::measure().await?;
@@ -109,4 +112,11 @@ async fn rows(server: &Postgres) -> Outcome {
     let by_hand = by_hand::rows(server).await?;
     let url = format!("{}?lock=row&connections={}", server.url(), by_hand::ROW_CONNECTIONS);
     compare("postgres, lock=row", &by_hand, &ours(&url, 1).await?).await
+}
+
+async fn mysql() -> Outcome {
+    let server = MariaDb::start();
+    let by_hand = by_hand::mysql_rows(&server).await?;
+    let url = format!("{}?lock=row&connections={}", server.url(), by_hand::ROW_CONNECTIONS);
+    compare("mysql, lock=row", &by_hand, &ours(&url, 1).await?).await
 }

@@ -3,6 +3,7 @@
 
 mod dynamodb;
 mod http;
+mod mysql;
 mod object_store;
 mod postgres;
 mod redis;

@@ -2,6 +2,7 @@
 
 mod end;
 mod groups;
+mod mariadb;
 mod network;
 mod objects;
 mod postgres;

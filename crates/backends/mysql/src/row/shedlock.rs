@@ -1,9 +1,9 @@
 //! `layout=shedlock`: lease rows in the table of `ShedLock`, by the statements of its provider that uses the
 //! database's time, so that its users and ours exclude each other.
 //!
-//! `ShedLock` knows no requests: whoever holds is named by `locked_by`, which here begins with the request's id,
-//! followed by its note. A row is free once `lock_until` has passed by `UTC_TIMESTAMP(3)`, as the session's time zone stores it; so
-//! the time zone of the session stays the server's.
+//! `ShedLock` knows no requests: whoever holds is named by `locked_by`, which here begins with the request's
+//! id, followed by its note. A row is free once `lock_until` has passed by `UTC_TIMESTAMP(3)`, as the
+//! session's time zone stores it; so the time zone of the session stays the server's.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,7 +59,9 @@ static CAPABILITIES: Capabilities = Capabilities {
     wait: true,
     inspect: true,
     promises: Promises {
-        exclusion: Promise::KeptIf("no replica takes over that lacks the last commits, or whose clock is ahead"),
+        exclusion: Promise::KeptIf(
+            "no replica takes over that lacks the last commits, or whose clock is ahead",
+        ),
         rising_tokens: Promise::NotKept("the table of ShedLock has no tokens"),
         fenced_sections: Promise::NotKept("the table of ShedLock has no tokens"),
         client_gives_up_first: Promise::KeptIf("the server's clock is not stepped forward"),
@@ -154,7 +156,8 @@ impl ShedLockStore {
         let entry = &attempt.entry;
         let name = entry.name.as_str();
         if name.chars().count() > NAME_LENGTH {
-            let what = format!("`{name}` is too long for the table of ShedLock: at most {NAME_LENGTH} characters");
+            let what =
+                format!("`{name}` is too long for the table of ShedLock: at most {NAME_LENGTH} characters");
             return Ok(Tried::Refused(BackendError::new(BackendErrorKind::Refused, what)));
         }
         let held = || Ok(Tried::Granted(Granted::default()));

@@ -27,7 +27,8 @@ macro_rules! floor {
 }
 
 /// `(id, held, closed, label, meta, name, id, name, id)`, times in µs from now. The token is the last insert
-/// id. Matches nothing if the lock isn't free, another waiter comes first, or the request was finished before.
+/// id. Matches nothing if the lock isn't free, another waiter comes first, or the request was finished
+/// before.
 pub(super) const ACQUIRE: &str = concat!(
     "UPDATE lockkeeper_lease SET token = LAST_INSERT_ID(GREATEST(token + 1, ",
     floor!(),
@@ -88,7 +89,8 @@ pub(super) const BREAK_NOW: &str = "UPDATE lockkeeper_lease SET ended = 2, revok
      held_until = '2000-01-01', shut_until = '2000-01-01' \
      WHERE name = ? AND token = ? AND shut_until > UTC_TIMESTAMP(6)";
 
-/// `(name)`: the token of the last hold, whether it is held, whether the lock is closed, whether it is broken.
+/// `(name)`: the token of the last hold, whether it is live, whether the lock is closed, whether the hold is
+/// broken.
 pub(super) const CURRENT: &str = "SELECT token, held_until > UTC_TIMESTAMP(6), shut_until > UTC_TIMESTAMP(6), revoked \
      FROM lockkeeper_lease WHERE name = ? FOR UPDATE";
 
@@ -173,9 +175,7 @@ pub(super) fn add_holds(locks: &mut Vec<LockInfo>, rows: &[Row]) -> Result<(), B
         let state = match (held, revoked) {
             (false, _) => HolderState::Closed { left: micros(column(row, 9)?) },
             (true, false) => HolderState::Held,
-            (true, true) => {
-                HolderState::Revoked { reason: text(column(row, 7)?), by: text(column(row, 8)?) }
-            }
+            (true, true) => HolderState::Revoked { reason: text(column(row, 7)?), by: text(column(row, 8)?) },
         };
         lock.hold_count += 1;
         lock.holds.push(HolderInfo {

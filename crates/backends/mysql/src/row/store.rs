@@ -17,8 +17,8 @@ const RENEWED_AT_ONCE: usize = 512;
 /// Margin added to the remaining time that the server reports, so that the hold has expired at the next try.
 const AFTER: Duration = Duration::from_millis(3);
 /// Mean polling interval of the first waiter. Each waiter ahead adds as much, up to `POLL_MOST`.
-const POLL: Duration = Duration::from_millis(100);
-const POLL_MOST: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_millis(40);
+const POLL_MOST: Duration = Duration::from_secs(1);
 /// How long the mark of a finished request is kept at least, in ms.
 const GONE_MS: i64 = 60_000;
 
@@ -40,7 +40,8 @@ impl RowStore {
         let (name, id) = (entry.name.as_str(), entry.id.0.as_str());
         let (ttl, closes) = (us(entry.ttl), us(entry.ttl.saturating_add(entry.closed_after_expiry())));
         let mut call = self.calls.call(entry.limit()).await?;
-        // A request that waits may be granted between two of these statements, by an attempt that arrives late.
+        // Once a statement was answered, a failure of a later one leaves in doubt what an attempt that arrives
+        // late may do between the two.
         let mut sent = false;
         loop {
             let params: Vec<Value> = vec![
@@ -158,12 +159,7 @@ impl RowStore {
     }
 
     /// Runs a read or a break once, without retry: its result is useless after the limit.
-    pub(super) async fn ask(
-        &self,
-        doing: &str,
-        sql: &str,
-        params: Vec<Value>,
-    ) -> Result<Done, BackendError> {
+    pub(super) async fn ask(&self, doing: &str, sql: &str, params: Vec<Value>) -> Result<Done, BackendError> {
         let mut call = self.calls.call(self.limit).await.map_err(|failure| explained(failure, doing))?;
         run(&mut call, doing, sql, params).await.map_err(|failure| explained(failure, doing))
     }
@@ -178,7 +174,10 @@ pub(super) async fn run(
 ) -> Result<Done, Failure> {
     match call.run(doing, sql, params).await {
         Err(Failure::Refused(error)) if error.message.contains(&format!("(error {NO_TABLE})")) => {
-            let what = format!("{error}: connect anew, which makes the tables, or make them by\n{}", super::SCHEMA_SQL);
+            let what = format!(
+                "{error}: connect anew, which makes the tables, or make them by\n{}",
+                super::SCHEMA_SQL
+            );
             Err(Failure::Refused(BackendError::new(BackendErrorKind::Operator, what)))
         }
         answer => answer,
@@ -234,8 +233,9 @@ async fn renew(call: &mut LaneCall<'_>, entries: &[Arc<Entry>]) -> Result<Vec<Re
          AND held_until > UTC_TIMESTAMP(6) FOR UPDATE"
     );
     let held = run(call, "renew", &held, names().chain(ids()).collect()).await.map_err(Failure::in_doubt)?;
-    let waits =
-        format!("SELECT id, 0 FROM lockkeeper_waiter WHERE id IN ({list}) AND expires > UTC_TIMESTAMP(6) FOR UPDATE");
+    let waits = format!(
+        "SELECT id, 0 FROM lockkeeper_waiter WHERE id IN ({list}) AND expires > UTC_TIMESTAMP(6) FOR UPDATE"
+    );
     let waits = run(call, "renew", &waits, ids().collect()).await.map_err(Failure::in_doubt)?;
     let mut states = Vec::new();
     for row in held.rows.iter().chain(&waits.rows) {
@@ -278,9 +278,9 @@ pub(super) fn tried(tried: Result<Tried, Failure>) -> Result<Tried, CallError> {
     }
 }
 
-/// How long a waiter sleeps until it tries again. `ahead` waiters are before it, and what blocks it (a hold, or
-/// a waiter ahead) lasts at most for `left`. Nothing wakes it, so the pauses are short for the first waiters,
-/// and longer for the later ones: the load for each waiter falls as their number grows.
+/// How long a waiter sleeps until it tries again. `ahead` waiters are before it, and what blocks it (a hold,
+/// or a waiter ahead) lasts at most for `left`. Nothing wakes it, so the pauses are short for the first
+/// waiters, and longer for the later ones: the load for each waiter falls as their number grows.
 pub(super) fn again(ttl: Duration, ahead: u64, left: Option<Duration>) -> Duration {
     let turn = u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1);
     let pause = POLL.saturating_mul(turn).min(POLL_MOST);

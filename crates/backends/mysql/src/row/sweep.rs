@@ -1,8 +1,8 @@
 //! Removes rows of no more use: locks unused for a day (tokens rise even so), expired waiters, and old marks
 //! of finished requests.
 
-use std::sync::Weak;
 use std::sync::Arc;
+use std::sync::Weak;
 use std::time::Duration;
 
 use lockkeeper_backend::BackendError;

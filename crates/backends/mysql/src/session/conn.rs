@@ -88,7 +88,8 @@ impl Conn for SessionConn {
             Call::Acquire { seq, request, .. } => self.acquire(seq, request, responder),
             Call::Finish { target, .. } => {
                 let requests = self.requests.clone();
-                responder.send_when(Box::pin(async move { requests.finish(target).await.map(Answer::Finished) }));
+                responder
+                    .send_when(Box::pin(async move { requests.finish(target).await.map(Answer::Finished) }));
             }
             // Refused before: the capability is missing.
             Call::Change { .. } => responder.send(Err(CallError::NOT_SENT)),

@@ -161,7 +161,12 @@ impl Held {
     ///
     /// # Errors
     /// Why the hold counts as lost.
-    pub(super) async fn check(&mut self, shared: &Shared, key: &str, token: Option<Token>) -> Result<bool, String> {
+    pub(super) async fn check(
+        &mut self,
+        shared: &Shared,
+        key: &str,
+        token: Option<Token>,
+    ) -> Result<bool, String> {
         let revoked = match token {
             Some(token) => format!(
                 "EXISTS (SELECT 1 FROM lockkeeper_session WHERE token = {token} AND connection = {} AND revoked = 1)",
@@ -171,7 +176,8 @@ impl Held {
         };
         let sql = format!("SELECT IS_USED_LOCK({}) = CONNECTION_ID() + 0, {revoked}", literal(key));
         let limit = shared.probe.max(Duration::from_secs(1));
-        let found: Result<Option<(Option<bool>, bool)>, Failure> = self.within(limit, "verify a hold", &sql).await;
+        let found: Result<Option<(Option<bool>, bool)>, Failure> =
+            self.within(limit, "verify a hold", &sql).await;
         match found {
             Ok(Some((Some(true), revoked))) => Ok(revoked),
             Ok(_) => Err("the server does not know this connection as the holder".to_owned()),

@@ -15,17 +15,11 @@ use crate::lane::{Done, column};
 /// Whether the row's connection holds the row's lock.
 const IS_LIVE: &str = "COALESCE(IS_USED_LOCK(CONVERT(lock_key USING utf8mb4)) = connection, 0)";
 /// The statements of waiters, as seen by this user: all of its own, those of others with the privilege PROCESS.
-const WAITERS: &str =
-    "SELECT INFO FROM information_schema.PROCESSLIST WHERE INFO LIKE '/*lockkeeper {%' ORDER BY TIME DESC, ID";
+const WAITERS: &str = "SELECT INFO FROM information_schema.PROCESSLIST WHERE INFO LIKE '/*lockkeeper {%' ORDER BY TIME DESC, ID";
 
 impl Shared {
     /// Runs a statement once, on a connection that holds nothing.
-    pub(super) async fn ask(
-        &self,
-        doing: &str,
-        sql: &str,
-        params: Vec<Value>,
-    ) -> Result<Done, BackendError> {
+    pub(super) async fn ask(&self, doing: &str, sql: &str, params: Vec<Value>) -> Result<Done, BackendError> {
         let mut call = self.queries.call(self.timeout).await.map_err(|failure| explained(failure, doing))?;
         call.run(doing, sql, params).await.map_err(|failure| explained(failure, doing))
     }
@@ -132,8 +126,7 @@ struct Last {
 }
 
 async fn last(shared: &Shared, name: &LockName) -> Result<Option<Last>, BackendError> {
-    let sql =
-        format!("SELECT token, connection, {IS_LIVE}, revoked FROM lockkeeper_session WHERE name = ?");
+    let sql = format!("SELECT token, connection, {IS_LIVE}, revoked FROM lockkeeper_session WHERE name = ?");
     let found = shared.ask("look at a token", &sql, vec![name.as_str().into()]).await?;
     let Some(row) = found.rows.first() else { return Ok(None) };
     Ok(Some(Last {
@@ -159,7 +152,9 @@ pub(super) async fn check_token(
     let live = last.as_ref().and_then(Last::live);
     Ok(match last {
         _ if live == Some(token) => TokenStatus::Current,
-        Some(last) if token.get() <= last.token => TokenStatus::NotCurrent { live: live.into_iter().collect() },
+        Some(last) if token.get() <= last.token => {
+            TokenStatus::NotCurrent { live: live.into_iter().collect() }
+        }
         _ => TokenStatus::NeverIssued,
     })
 }

@@ -1,4 +1,4 @@
-//! The names that `GET_LOCK` gets: at most 64 characters, compared without regard to case.
+//! The names that `GET_LOCK` gets: at most 64 characters, which MySQL compares without regard to case.
 
 use std::fmt;
 use std::str::FromStr;
@@ -77,7 +77,8 @@ impl KeyRule {
             Self::Raw => self.short(name.to_owned()),
             Self::Ruby(prefix) => self.short(format!("{prefix}{name}")),
             Self::Madelson if !name.is_ascii() => {
-                let what = format!("`{name}` has other characters than ASCII, which `key=madelson` can't map");
+                let what =
+                    format!("`{name}` has other characters than ASCII, which `key=madelson` can't map");
                 Err(BackendError::new(BackendErrorKind::Refused, what))
             }
             Self::Madelson => Ok(madelson(name)),
@@ -148,7 +149,10 @@ mod tests {
         // Computed with Python's hashlib by the rule that DistributedLock publishes.
         assert_eq!(key("madelson", "orders"), Ok("orders".into()));
         assert_eq!(key("madelson", "Orders"), Ok("orders7col6v7a2vpxbxbpw2bcg5rzsgfwgenc".into()));
-        assert_eq!(key("madelson", &"x".repeat(65)), Ok("xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxgkd2zq6c6ey6mhs45clqg7vij6ycgo43".into()));
+        assert_eq!(
+            key("madelson", &"x".repeat(65)),
+            Ok("xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxgkd2zq6c6ey6mhs45clqg7vij6ycgo43".into())
+        );
         assert!(key("madelson", "é").unwrap_err().contains("ASCII"));
     }
 

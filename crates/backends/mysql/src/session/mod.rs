@@ -160,11 +160,7 @@ fn capabilities(has_table: bool) -> Capabilities {
             } else {
                 NO_TOKENS
             },
-            fenced_sections: if has_table {
-                Promise::KeptIf("the resource has a fence")
-            } else {
-                NO_TOKENS
-            },
+            fenced_sections: if has_table { Promise::KeptIf("the resource has a fence") } else { NO_TOKENS },
             client_gives_up_first: Promise::NotKept(
                 "the server frees a lock with its connection; the holder finds out by a probe, later",
             ),
@@ -172,7 +168,9 @@ fn capabilities(has_table: bool) -> Capabilities {
             survives_stalls: Promise::NotKept(
                 "a server that does not answer a probe in time is taken for one out of reach, and the hold for lost",
             ),
-            durable: Promise::NotKept("a hold ends with its connection, so that none outlives a restart of the server"),
+            durable: Promise::NotKept(
+                "a hold ends with its connection, so that none outlives a restart of the server",
+            ),
             ..Promises::ALL_KEPT
         },
         ..Capabilities::minimal("mysql", fencing)

@@ -117,14 +117,16 @@ impl Request {
         let mut token = None;
         if shared.has_table {
             let names = (self.name(), self.key.as_str());
-            token = held.draw(shared, names, &self.label, &self.asked.meta).await.map_err(Failure::in_doubt)?;
+            token =
+                held.draw(shared, names, &self.label, &self.asked.meta).await.map_err(Failure::in_doubt)?;
         }
         Ok(Acquired::Held(held, token))
     }
 
     /// Who is in the way, as far as it can be seen.
     async fn busy(&self) -> Busy {
-        let queued_ahead = inspect::waiters(&self.shared, Some(&self.key)).await.map_or(0, |found| found.len());
+        let queued_ahead =
+            inspect::waiters(&self.shared, Some(&self.key)).await.map_or(0, |found| found.len());
         let holder = inspect::holder(&self.shared, self.name(), &self.key).await.unwrap_or_default();
         Busy { holder, queued_ahead: queued_ahead as u64 }
     }
@@ -235,14 +237,19 @@ impl Request {
                     return true;
                 }
                 // It may have ended by itself meanwhile.
-                Ok(true) => drop(self.shared.ask("end a connection", &format!("KILL {connection}"), Vec::new()).await),
+                Ok(true) => {
+                    drop(self.shared.ask("end a connection", &format!("KILL {connection}"), Vec::new()).await)
+                }
                 Err(error) => tracing::debug!(%error, "mysql: what is left of a request is unknown"),
             }
             sleep(pause).await;
             pause = (pause * 2).min(most);
         }
         let name = self.name();
-        tracing::warn!(name, "could not check for {REAP_FOR:?} whether a lost connection still holds at the server");
+        tracing::warn!(
+            name,
+            "could not check for {REAP_FOR:?} whether a lost connection still holds at the server"
+        );
         false
     }
 

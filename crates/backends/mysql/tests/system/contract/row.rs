@@ -32,8 +32,16 @@ impl Rows {
         rows
     }
 
-    fn table(&self) -> &'static str {
-        if self.layout.is_empty() { "lockkeeper_lease" } else { "shedlock" }
+    /// The changes that are refused: a trigger is run for rows only.
+    fn refusing(&self) -> &'static [(&'static str, &'static str)] {
+        match self.layout {
+            "" => &[
+                ("lockkeeper_lease", "UPDATE"),
+                ("lockkeeper_waiter", "INSERT"),
+                ("lockkeeper_waiter", "UPDATE"),
+            ],
+            _ => &[("shedlock", "INSERT"), ("shedlock", "UPDATE")],
+        }
     }
 }
 
@@ -63,7 +71,9 @@ impl Subject for Rows {
     }
 
     async fn operator(&self) -> Locks {
-        Locks::connect_as(&format!("{}?lock=row{}", self.server.url(), self.layout), "operator").await.unwrap()
+        Locks::connect_as(&format!("{}?lock=row{}", self.server.url(), self.layout), "operator")
+            .await
+            .unwrap()
     }
 
     fn faults(&self) -> Option<&Faults> {
@@ -88,18 +98,19 @@ impl Subject for Rows {
     /// By the server itself: triggers raise the error. A table without transactions counts.
     fn refuse(&self, ServiceRefusal { code, text }: ServiceRefusal) {
         self.server.sql("CREATE TABLE IF NOT EXISTS refusals (n INT) ENGINE = MyISAM; DELETE FROM refusals");
-        for event in ["INSERT", "UPDATE"] {
+        for (number, (table, event)) in self.refusing().iter().enumerate() {
             self.server.sql(&format!(
-                "CREATE TRIGGER refuse_{event} BEFORE {event} ON {} FOR EACH ROW BEGIN NOT ATOMIC \
+                "DELIMITER //\nCREATE TRIGGER refuse_{number} BEFORE {event} ON {table} FOR EACH ROW BEGIN \
                  INSERT INTO refusals VALUES (1); \
-                 SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = {code}, MESSAGE_TEXT = '{text}'; END",
-                self.table()
+                 SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = {code}, MESSAGE_TEXT = '{text}'; END//"
             ));
         }
     }
 
     fn stop_refusing(&self) {
-        self.server.sql("DROP TRIGGER IF EXISTS refuse_INSERT; DROP TRIGGER IF EXISTS refuse_UPDATE");
+        for number in 0..self.refusing().len() {
+            self.server.sql(&format!("DROP TRIGGER refuse_{number}"));
+        }
     }
 
     fn refused(&self) -> usize {
@@ -132,6 +143,6 @@ impl Subject for Rows {
 }
 
 lockkeeper_contract::contract! {
-    mysql_row => Rows::new(), faults [Fault::IdleCut, Fault::RefusedUntilLost, Fault::Swallowed, Fault::SwallowedInUse];
+    mysql_row => Rows::new(), page "../../../docs/backends/mysql-row.md" column 1, faults [Fault::IdleCut, Fault::RefusedUntilLost, Fault::Swallowed, Fault::SwallowedInUse];
     mysql_shedlock => Rows::shedlock(), faults [Fault::IdleCut, Fault::RefusedUntilLost];
 }

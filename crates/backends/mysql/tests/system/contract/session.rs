@@ -85,5 +85,5 @@ impl Subject for Sessions {
 }
 
 lockkeeper_contract::contract! {
-    mysql_session => Sessions::new(), faults [Fault::Swallowed];
+    mysql_session => Sessions::new(), page "../../../docs/backends/mysql-session.md" column 1, faults [Fault::Swallowed];
 }
