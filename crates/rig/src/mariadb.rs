@@ -1,6 +1,8 @@
 //! One MariaDB server, or the nodes of a Galera cluster.
 
-use std::fs;
+use std::env;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use nix::sys::signal::Signal;
@@ -9,7 +11,7 @@ use crate::folder::{Folder, make_for_unprivileged};
 use crate::port::Port;
 use crate::process::{ProcessSlot, ServerProcess};
 use crate::program::{CommandLine, Program, ask, find};
-use crate::template::copy_of_template;
+use crate::template::{copy, copy_of_template};
 use crate::tls::Certificates;
 
 /// The server.
@@ -19,6 +21,21 @@ pub const CLIENT: Program = Program { name: "mariadb", package: "mariadb-client-
 const INSTALL: Program = Program { name: "mariadb-install-db", package: "mariadb-server-core" };
 /// The library that replicates a cluster.
 pub const GALERA: Program = Program { name: "/usr/lib/galera/libgalera_smm.so", package: "galera-4" };
+
+/// The script of a state transfer: a new node has the state already.
+const STATE_IS_COPIED: &str = r#"#!/bin/sh
+while [ "$1" ] && [ "$1" != --mysqld-args ]; do
+    case "$1" in
+        --role) role=$2 ;;
+        --gtid) gtid=$2 ;;
+        --datadir) data=$2 ;;
+    esac
+    shift
+done
+if [ "$role" = donor ]; then echo "done $gtid"; exit; fi
+echo "ready 127.0.0.1:1"
+sed -n 's/^uuid: *//p; s/^seqno: *//p' "$data/grastate.dat" | paste -sd:
+"#;
 
 /// The database that the tests use.
 const DATABASE: &str = "app";
@@ -64,18 +81,16 @@ impl MariaDb {
     }
 
     /// Starts two nodes of a Galera cluster, each of which takes writes.
+    ///
+    /// The second one begins with a copy of the first one's data, so that no state is transferred, for which
+    /// MariaDB needs further programs; [`STATE_IS_COPIED`] tells it so.
     #[must_use]
     pub fn galera() -> [Self; 2] {
-        let ports: [Port; 2] = std::array::from_fn(|_| Port::free());
-        // The addresses of the replication. A node's state transfers would use the next higher port; there are
-        // none, as both begin with the same data.
         let replication: [Port; 2] = std::array::from_fn(|_| Port::free());
-        let members = format!("127.0.0.1:{},127.0.0.1:{}", replication[0].number(), replication[1].number());
-        let mut number = 0;
-        ports.map(|port| {
-            let own = format!("127.0.0.1:{}", replication[number].number());
-            let known = if number == 0 { "" } else { &members };
-            let mut node = Self::unstarted(&[
+        let addresses = replication.each_ref().map(|port| format!("127.0.0.1:{}", port.number()));
+        let node = |number: usize, known: &str| {
+            let own = &addresses[number];
+            Self::unstarted(&[
                 "--binlog-format=ROW",
                 "--innodb-autoinc-lock-mode=2",
                 "--wsrep-on=ON",
@@ -83,13 +98,23 @@ impl MariaDb {
                 &format!("--wsrep-cluster-address=gcomm://{known}"),
                 &format!("--wsrep-node-address={own}"),
                 &format!("--wsrep-node-name=node{number}"),
-                "--wsrep-sst-method=skip",
+                "--wsrep-sst-method=copied",
                 &format!("--wsrep-provider-options=gmcast.listen_addr=tcp://{own};gcache.size=8M"),
-            ]);
-            node.port = port;
-            number += 1;
-            node.started()
-        })
+            ])
+        };
+        let first = node(0, "").started();
+        first.slot.end(Signal::SIGTERM);
+        let second = node(1, &addresses.join(","));
+        for node in [&first, &second] {
+            let script = node.folder.path().join("wsrep_sst_copied");
+            fs::write(&script, STATE_IS_COPIED)
+                .and_then(|()| fs::set_permissions(&script, Permissions::from_mode(0o755)))
+                .expect("our folder is ours");
+        }
+        copy(&first.folder.data(), &second.folder.data());
+        first.start_again();
+        second.start_again();
+        [first, second]
     }
 
     fn unstarted(args: &[&str]) -> Self {
@@ -181,7 +206,9 @@ impl MariaDb {
                 line = line.args([format!("--ssl-{name}={}", file.display())]);
             }
         }
-        let line = line.args(&self.args);
+        // Where a node of a cluster finds its script.
+        let path = format!("{}:{}", self.folder.path().display(), env::var("PATH").unwrap_or_default());
+        let line = line.args(&self.args).env("PATH", path);
         self.slot.fill(|| {
             let mut process = ServerProcess::start(&line, Signal::SIGKILL, &self.folder.log());
             process.wait_until_ready(SERVER.name, || {

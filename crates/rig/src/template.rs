@@ -39,7 +39,7 @@ pub(crate) fn copy_of_template(name: &str, data: &Path, initialise: fn(&Path) ->
 }
 
 /// Copies a folder, owners included.
-fn copy(from: &Path, to: &Path) {
+pub(crate) fn copy(from: &Path, to: &Path) {
     let mut command = Command::new(COPY.path());
     command.args(["--archive", "--reflink=auto", "--no-target-directory"]).arg(from).arg(to);
     let output = command.output().expect("cp can be started");

@@ -154,7 +154,7 @@ async fn missing_table_and_a_read_only_server_are_refused_with_the_remedy() {
     assert!(matches!(fence::check(&mut connection).await, Err(MySqlError::Replica)));
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_section_of_one_transaction_makes_others_wait_and_see_what_it_left() {
     let server = server().await;
     server.sql("INSERT INTO numbers VALUES ('stock', 10)");

@@ -1,5 +1,6 @@
 //! Lease rows: late attempts, locked rows, breaks, and a server that is killed.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,6 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use lockkeeper::{AcquireError, BreakOrder, Locks, Wait};
 use lockkeeper_contract::until;
 use lockkeeper_rig::{Faults, MariaDb};
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, TxOpts};
 
 use crate::{SECOND, client};
 
@@ -41,21 +44,26 @@ async fn a_cancelled_attempt_that_arrives_late_does_not_hold() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_that_somebody_has_locked_is_waited_for() {
-    let server = Arc::new(MariaDb::start());
+    let server = MariaDb::start();
     let locks = client(&server, "").await;
     locks.mutex("busy").acquire().await.unwrap().release().await.unwrap();
-    let operator = std::thread::spawn({
-        let server = server.clone();
-        move || {
-            let read = "SELECT id FROM lockkeeper_lease WHERE name = 'busy' FOR UPDATE";
-            server.sql(&format!("BEGIN; {read}; DO SLEEP(4); COMMIT"))
-        }
+    let mut operator = Conn::from_url(server.url()).await.unwrap();
+    let mut locked = operator.start_transaction(TxOpts::default()).await.unwrap();
+    locked.query_drop("SELECT id FROM lockkeeper_lease WHERE name = 'busy' FOR UPDATE").await.unwrap();
+    let acquiring = tokio::spawn({
+        let lock = locks.mutex("busy");
+        async move { lock.acquire().await }
     });
-    let locked = "SELECT COUNT(*) FROM information_schema.INNODB_TRX WHERE trx_rows_locked > 0";
-    until("the row is locked", async || (server.sql(locked) == "1").then_some(())).await;
-    // Each attempt ends with error 1205 after 2 s.
-    locks.mutex("busy").wait(Wait::For(30 * SECOND)).acquire().await.unwrap().release().await.unwrap();
-    operator.join().unwrap();
+    // A statement ends with error 1205 after 2 s, and is repeated.
+    let mut waiting = BTreeSet::new();
+    until("two statements have waited", async || {
+        let found = server.sql("SELECT trx_id FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'");
+        waiting.extend(found.lines().map(str::to_owned));
+        (waiting.len() >= 2).then_some(())
+    })
+    .await;
+    locked.commit().await.unwrap();
+    acquiring.await.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
