@@ -57,7 +57,7 @@ async fn a_row_that_somebody_has_locked_is_waited_for() {
     // A statement ends with error 1205 after 2 s, and is repeated.
     let mut waiting = BTreeSet::new();
     until("two statements have waited", async || {
-        let found = server.sql("SELECT trx_id FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'");
+        let found = server.sql("SELECT trx_wait_started FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'");
         waiting.extend(found.lines().map(str::to_owned));
         (waiting.len() >= 2).then_some(())
     })
