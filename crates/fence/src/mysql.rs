@@ -1,5 +1,5 @@
-//! A fence in MySQL or MariaDB: marks in the caller's own database, raised in the transaction that they guard.
-//! On connections of `mysql_async`.
+//! A fence in MySQL or MariaDB: marks in the caller's own database, raised in the transaction that they
+//! guard. On connections of `mysql_async`.
 //!
 //! A check locks the resource's base row, until the transaction ends, and reads the marks by locking reads,
 //! which see the last commit at every isolation level. Then it applies [`Marks::check`]. So other checks of a
@@ -9,7 +9,8 @@
 //! use lockkeeper_fence::{Section, Token, mysql as fence};
 //! use mysql_async::prelude::Queryable;
 //!
-//! # async fn take(connection: &mut mysql_async::Conn, token: Token) -> Result<(), Box<dyn std::error::Error>> {
+//! # type Outcome = Result<(), Box<dyn std::error::Error>>;
+//! # async fn take(connection: &mut mysql_async::Conn, token: Token) -> Outcome {
 //! fence::install(connection).await?; // once: CREATE TABLE IF NOT EXISTS lockkeeper_fence_marks
 //! let section = Section::exclusive(token); // the token of the guard
 //! fence::enter(connection, "stock", section).await?; // committed: no lower token writes from here on
@@ -25,9 +26,9 @@
 //!
 //! Durability. Marks survive a killed client or server. They survive a power loss with
 //! `innodb_flush_log_at_trx_commit = 1`, and `sync_binlog = 1` where a binary log is written; and a fail-over
-//! only to a replica that has every acknowledged commit. [`Findings`] has the server's settings. In a Galera
-//! cluster, two nodes certify a check by the row that each has written: one of the transactions fails with
-//! [`MySqlError::TryAgain`], or at its commit with error 1213; then run it again.
+//! only to a replica that has every acknowledged commit. [`MySqlFindings`] has the server's settings. In a
+//! Galera cluster, two nodes certify a check by the row that each has written: one of the transactions fails
+//! with [`MySqlError::TryAgain`], or at its commit with error 1213; then run it again.
 
 /// The client library whose connections the fence takes.
 pub use mysql_async;
@@ -76,8 +77,8 @@ pub enum MySqlError {
     /// The text is not a valid resource name.
     #[error(transparent)]
     Resource(#[from] BadResource),
-    /// A conflict with another transaction: a deadlock (1213, also a failed certification of Galera), or a row
-    /// that was waited for too long (1205). No decision was made.
+    /// A conflict with another transaction: a deadlock (1213, also a failed certification of Galera), or a
+    /// row that was waited for too long (1205). No decision was made.
     #[error(
         "another transaction was in the way; nothing was done: roll back and run the whole transaction again"
     )]
@@ -115,7 +116,7 @@ pub enum MySqlError {
 /// The server's settings that matter for marks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Findings {
+pub struct MySqlFindings {
     /// `version`: `10.11.19-MariaDB-…`, `8.4.3`.
     pub version: String,
     /// `innodb_flush_log_at_trx_commit`: with another value than 1 no commit is certain to survive a power
@@ -125,7 +126,7 @@ pub struct Findings {
     pub unsynced_binlog: bool,
 }
 
-impl Findings {
+impl MySqlFindings {
     /// Settings that weaken durability, one sentence each; empty if there are none.
     #[must_use]
     pub fn weaknesses(&self) -> Vec<String> {
@@ -159,7 +160,7 @@ pub async fn install(connection: &mut Conn) -> Result<(), MySqlError> {
 ///
 /// # Errors
 /// [`MySqlError::NotInstalled`], [`MySqlError::Replica`], [`MySqlError::Database`].
-pub async fn check(connection: &mut Conn) -> Result<Findings, MySqlError> {
+pub async fn check(connection: &mut Conn) -> Result<MySqlFindings, MySqlError> {
     let failed = |error| means("the look at its settings", error);
     let read = "SELECT slot FROM lockkeeper_fence_marks WHERE resource = ''";
     connection.query_drop(read).await.map_err(failed)?;
@@ -170,20 +171,21 @@ pub async fn check(connection: &mut Conn) -> Result<Findings, MySqlError> {
     if !matches!(value("read_only").as_str(), "OFF" | "0") {
         return Err(MySqlError::Replica);
     }
-    Ok(Findings {
+    Ok(MySqlFindings {
         version: value("version"),
         flush_log_at_commit: value("innodb_flush_log_at_trx_commit"),
         unsynced_binlog: value("log_bin") == "ON" && value("sync_binlog") != "1",
     })
 }
 
-/// Raises the marks of `resource`, in a transaction of its own. Call it before the section reads the data that
-/// it will write.
+/// Raises the marks of `resource`, in a transaction of its own. Call it before the section reads the data
+/// that it will write.
 ///
 /// # Errors
-/// [`Refused::Stale`] if a later section has passed: stop. [`MySqlError::TryAgain`], [`MySqlError::Resource`],
-/// [`MySqlError::NotInstalled`], [`MySqlError::Replica`], [`MySqlError::MarksCorrupt`].
-/// [`MySqlError::Database`]: unknown whether the mark rose; entering again with the same token is harmless.
+/// [`Refused::Stale`] if a later section has passed: stop. [`MySqlError::TryAgain`],
+/// [`MySqlError::Resource`], [`MySqlError::NotInstalled`], [`MySqlError::Replica`],
+/// [`MySqlError::MarksCorrupt`]. [`MySqlError::Database`]: unknown whether the mark rose; entering again with
+/// the same token is harmless.
 pub async fn enter(connection: &mut Conn, resource: &str, section: Section) -> Result<(), MySqlError> {
     let failed = |error| means("the transaction of an enter", error);
     let mut transaction = connection.start_transaction(TxOpts::default()).await.map_err(failed)?;

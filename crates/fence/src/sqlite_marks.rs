@@ -1,6 +1,6 @@
 //! The SQL of the SQLite fence, and the rule over the rows of its table: for the fence on `rusqlite`
-//! (`sqlite.rs`), and for fences of other languages on their own connections. The MySQL fence (`mysql.rs`) has
-//! rows of the same kind.
+//! (`sqlite.rs`), and for fences of other languages on their own connections. The MySQL fence (`mysql.rs`)
+//! has rows of the same kind.
 //!
 //! A check is: [`LOCK`], [`READ`], [`marks`], [`Marks::check`], and the statements of [`changes`], all in one
 //! transaction.

@@ -139,7 +139,7 @@ impl MariaDb {
         self.port.number()
     }
 
-    /// `mysql://root@127.0.0.1:PORT/app`.
+    /// The URL of the superuser and the database `app`.
     #[must_use]
     pub fn url(&self) -> String {
         self.url_as("root")
@@ -149,6 +149,13 @@ impl MariaDb {
     #[must_use]
     pub fn url_as(&self, user: &str) -> String {
         format!("mysql://{user}@127.0.0.1:{}/{DATABASE}", self.port())
+    }
+
+    /// The superuser's URL by other addresses, such as those of proxies.
+    #[must_use]
+    pub fn url_at(addresses: &str) -> String {
+        let user = "root";
+        format!("mysql://{user}@{addresses}/{DATABASE}")
     }
 
     /// The file of the authority that issued the server's certificate.

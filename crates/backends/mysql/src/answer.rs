@@ -7,7 +7,7 @@ use lockkeeper_backend::{BackendError, BackendErrorKind, CallError};
 use mysql_async::{Error, ServerError};
 
 /// Why a statement has no result.
-pub(crate) type Failure = StoreFailure<Infallible>;
+pub(crate) type StatementFailure = StoreFailure<Infallible>;
 
 /// The table that a statement names does not exist.
 pub(crate) const NO_TABLE: u16 = 1146;
@@ -18,7 +18,7 @@ const ERRORS: &[(BackendErrorKind, &[u16])] = &[
         // These pass by themselves. The statement was rolled back.
         BackendErrorKind::Unreachable,
         &[
-            // Lock wait, deadlock, a row that has changed; Galera reports a failed certification as a deadlock.
+            // Lock wait, deadlock (also a failed certification of Galera), a row that has changed.
             1205, 1213, 1020, 3572, //
             // Read-only: a replica, or a primary that is being replaced.
             1290, 1792, 1836, //
@@ -50,21 +50,21 @@ pub(crate) fn stays_usable(error: &ServerError) -> bool {
 }
 
 /// The failure of a statement. `doing` is the operation, as in "list locks".
-pub(crate) fn failed(error: &Error, doing: &str) -> Failure {
+pub(crate) fn failed(error: &Error, doing: &str) -> StatementFailure {
     match error {
         Error::Server(error) => {
             let refusal = refused(error, doing);
             match refusal.kind {
                 BackendErrorKind::Unreachable | BackendErrorKind::LimitReached => {
-                    Failure::Silent(CallError::refused(refusal))
+                    StatementFailure::Silent(CallError::refused(refusal))
                 }
-                _ => Failure::Refused(refusal),
+                _ => StatementFailure::Refused(refusal),
             }
         }
         error => {
             let what = format!("the connection ended ({}) while trying to {doing}", chain(error));
             let refusal = BackendError::new(BackendErrorKind::Unreachable, what);
-            Failure::Silent(CallError { sent: true, ..CallError::refused(refusal) })
+            StatementFailure::Silent(CallError { sent: true, ..CallError::refused(refusal) })
         }
     }
 }
@@ -75,10 +75,10 @@ pub(crate) fn refused(error: &ServerError, doing: &str) -> BackendError {
 }
 
 /// The error of an inspection or a break, which is not repeated.
-pub(crate) fn explained(failure: Failure, doing: &str) -> BackendError {
+pub(crate) fn explained(failure: StatementFailure, doing: &str) -> BackendError {
     match failure {
-        Failure::Refused(error) => error,
-        Failure::Silent(error) => error.refusal.map_or_else(
+        StatementFailure::Refused(error) => error,
+        StatementFailure::Silent(error) => error.refusal.map_or_else(
             || {
                 let what = format!("no answer to the attempt to {doing}; check that the server is well");
                 BackendError::new(BackendErrorKind::Unreachable, what)

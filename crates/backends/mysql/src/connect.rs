@@ -13,44 +13,44 @@ use crate::settings::{Settings, TlsMode};
 
 /// Opens connections. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Connector {
+pub(crate) struct MySqlConnector {
     settings: Arc<Settings>,
     /// For how long the server keeps a connection on which nothing arrives, in seconds.
     idle_s: u64,
     /// The server to which a connection was opened last.
     last_good: Arc<Mutex<usize>>,
-    server: Arc<OnceLock<Server>>,
+    server: Arc<OnceLock<ServerKind>>,
 }
 
 /// What the first connection found out.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Server {
+pub(crate) struct ServerKind {
     /// Whether it is a node of a Galera cluster.
     pub(crate) is_galera: bool,
 }
 
 /// An open connection.
-pub(crate) struct Opened {
+pub(crate) struct OpenedConnection {
     pub(crate) conn: Conn,
     /// Its id, as the server itself knows it. Another one than `conn.id()` if a proxy lies in between.
     pub(crate) id: u64,
 }
 
-impl Connector {
+impl MySqlConnector {
     pub(crate) fn new(settings: Settings, idle_s: u64) -> Self {
         Self { settings: Arc::new(settings), idle_s, last_good: Arc::default(), server: Arc::default() }
     }
 
     /// What is known of the server once a connection was opened.
-    pub(crate) fn server(&self) -> Server {
-        self.server.get().copied().unwrap_or(Server { is_galera: false })
+    pub(crate) fn server(&self) -> ServerKind {
+        self.server.get().copied().unwrap_or(ServerKind { is_galera: false })
     }
 
     /// Connects to the first server that accepts and can write, the last good one first.
     ///
     /// # Errors
     /// The errors of all hosts in one.
-    pub(crate) async fn open(&self) -> Result<Opened, BackendError> {
+    pub(crate) async fn open(&self) -> Result<OpenedConnection, BackendError> {
         let last_good = *self.last_good.lock().unwrap_or_else(PoisonError::into_inner);
         let mut servers: Vec<usize> = (0..self.settings.servers()).collect();
         servers.sort_by_key(|server| *server != last_good);
@@ -67,7 +67,7 @@ impl Connector {
         }
     }
 
-    async fn one(&self, server: usize) -> Result<Opened, BackendError> {
+    async fn one(&self, server: usize) -> Result<OpenedConnection, BackendError> {
         let limit = self.settings.timeout;
         match tokio::time::timeout(limit, self.connect(server)).await {
             Ok(opened) => opened,
@@ -81,7 +81,7 @@ impl Connector {
         }
     }
 
-    async fn connect(&self, server: usize) -> Result<Opened, BackendError> {
+    async fn connect(&self, server: usize) -> Result<OpenedConnection, BackendError> {
         let explained = |error: Error| self.explained(server, &error);
         let plain = self.settings.options(server);
         let mut conn = match encrypted(&self.settings, plain.clone())? {
@@ -117,7 +117,7 @@ impl Connector {
                 let wsrep: Option<(String, String)> =
                     conn.query_first("SHOW GLOBAL VARIABLES LIKE 'wsrep_on'").await.map_err(explained)?;
                 let is_galera = wsrep.is_some_and(|(_, value)| value == "ON");
-                *self.server.get_or_init(|| Server { is_galera })
+                *self.server.get_or_init(|| ServerKind { is_galera })
             }
         };
         // Statements that wait have limits of ours. A statement that waits for a row is given up soon, since
@@ -132,7 +132,7 @@ impl Connector {
         conn.query_drop(set).await.map_err(explained)?;
         let level = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ";
         conn.query_drop(level).await.map_err(explained)?;
-        Ok(Opened { conn, id })
+        Ok(OpenedConnection { conn, id })
     }
 
     /// Formats a failed connection attempt for users, with the remedy.

@@ -1,7 +1,7 @@
 //! Runs statements on a pool of connections, each within the time limit of its call.
 //!
-//! A statement is a whole transaction, and a connection has no state beyond its session variables, so that any
-//! connection does for any statement.
+//! A statement is a whole transaction, and a connection has no state beyond its session variables, so that
+//! any connection does for any statement.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use tokio::time::{Instant, timeout_at};
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::answer::{Failure, failed, stays_usable};
-use crate::connect::Connector;
+use crate::answer::{StatementFailure, failed, stays_usable};
+use crate::connect::MySqlConnector;
 
 /// How long a connection without calls is kept.
 const IDLE: Duration = Duration::from_secs(300);
@@ -23,19 +23,19 @@ const IDLE: Duration = Duration::from_secs(300);
 pub(crate) const SERVER_IDLE_S: u64 = 900;
 
 /// A pool whose users wait for their turn.
-pub(crate) struct Lane {
+pub(crate) struct CallLane {
     pool: Pool<LaneConnector>,
     turns: Semaphore,
 }
 
-struct LaneConnector(Connector);
+struct LaneConnector(MySqlConnector);
 
 /// Empty while a call uses the connection, and for good if the call was dropped or has failed.
 type Slot = Mutex<Option<Conn>>;
 
 /// A connection in use by one call.
 pub(crate) struct LaneCall<'a> {
-    lane: &'a Lane,
+    lane: &'a CallLane,
     used: Used<LaneConnector>,
     conn: Option<Conn>,
     limit: Duration,
@@ -65,9 +65,9 @@ impl Connect for LaneConnector {
     }
 }
 
-impl Lane {
+impl CallLane {
     /// At most `most` connections, opened on demand.
-    pub(crate) fn new(connector: Connector, most: usize, lease_thread: &LeaseThread) -> Self {
+    pub(crate) fn new(connector: MySqlConnector, most: usize, lease_thread: &LeaseThread) -> Self {
         let limits = PoolLimits { shared_each: 0, total: most, idle: IDLE };
         Self { pool: Pool::new(LaneConnector(connector), limits, lease_thread), turns: Semaphore::new(most) }
     }
@@ -90,7 +90,7 @@ impl Lane {
     ///
     /// # Errors
     /// There is no connection in time. Nothing was sent.
-    pub(crate) async fn call(&self, limit: Duration) -> Result<LaneCall<'_>, Failure> {
+    pub(crate) async fn call(&self, limit: Duration) -> Result<LaneCall<'_>, StatementFailure> {
         let until = Instant::now() + limit;
         let opening = async {
             // Never closed.
@@ -99,7 +99,7 @@ impl Lane {
         };
         let opened = timeout_at(until, opening).await;
         let opened = opened.unwrap_or_else(|_| Err(self.trouble().unwrap_or_else(|| no_connection(limit))));
-        let (turn, used) = opened.map_err(|error| Failure::Silent(CallError::refused(error)))?;
+        let (turn, used) = opened.map_err(|error| StatementFailure::Silent(CallError::refused(error)))?;
         let conn = used.lock().unwrap_or_else(PoisonError::into_inner).take();
         Ok(LaneCall { lane: self, used, conn, limit, until, _turn: turn })
     }
@@ -114,13 +114,18 @@ impl LaneCall<'_> {
     /// Runs a statement. `doing` is the operation, for errors.
     ///
     /// # Errors
-    /// [`Failure`]. Without an answer the connection is closed.
-    pub(crate) async fn run(&mut self, doing: &str, sql: &str, params: Vec<Value>) -> Result<Done, Failure> {
-        let Some(mut conn) = self.conn.take() else { return Err(Failure::NOT_DONE) };
+    /// [`StatementFailure`]. Without an answer the connection is closed.
+    pub(crate) async fn run(
+        &mut self,
+        doing: &str,
+        sql: &str,
+        params: Vec<Value>,
+    ) -> Result<Done, StatementFailure> {
+        let Some(mut conn) = self.conn.take() else { return Err(StatementFailure::NOT_DONE) };
         let Ok(answer) = timeout_at(self.until, execute(&mut conn, sql, params)).await else {
             let what = format!("the database did not answer within {:?}", self.limit);
             self.lane.pool.set_trouble(BackendError::new(BackendErrorKind::Unreachable, what));
-            return Err(Failure::IN_DOUBT);
+            return Err(StatementFailure::IN_DOUBT);
         };
         match answer {
             Ok(done) => {

@@ -2,8 +2,8 @@
 //! run. The two are measured alternately; one measurement of one of them is a *turn*.
 //!
 //! `cargo bench -p lockkeeper --bench backends --features dynamodb,mysql,redlock,postgres [-- redis redlock
-//! session mysql …]`. Starts the servers that it needs on loopback, and stops them. The results are the ratios; rates
-//! depend on the machine.
+//! session mysql …]`. Starts the servers that it needs on loopback, and stops them. The results are the
+//! ratios; rates depend on the machine.
 
 #![expect(clippy::print_stdout, reason = "a measurement is read by people")]
 

@@ -23,10 +23,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::store::RowStore;
 use crate::IO;
-use crate::answer::{Failure, explained};
-use crate::connect::Connector;
+use crate::answer::{StatementFailure, explained};
+use crate::connect::MySqlConnector;
 use crate::findings;
-use crate::lane::{Lane, SERVER_IDLE_S, column};
+use crate::lane::{CallLane, SERVER_IDLE_S, column};
 use crate::settings::{Settings, connections};
 
 /// The tables of lease rows. They are made at connect if they are missing and the user may make them.
@@ -94,9 +94,9 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     let settings = Settings::of(url, &["connections"])?;
     let most = connections(url, CONNECTIONS, CONNECTIONS_MOST)?;
     let limit = settings.timeout;
-    let connector = Connector::new(settings, SERVER_IDLE_S);
+    let connector = MySqlConnector::new(settings, SERVER_IDLE_S);
     let lease_thread = IO.get("lockkeeper-mysql")?;
-    let lane = |most| Lane::new(connector.clone(), most, &lease_thread);
+    let lane = |most| CallLane::new(connector.clone(), most, &lease_thread);
     let store = Arc::new(RowStore { calls: lane(most), renewals: lane(RENEWALS), limit });
     store.calls.open().await?;
     make_tables(&store).await?;
@@ -111,7 +111,7 @@ async fn make_tables(store: &RowStore) -> Result<(), BackendError> {
     let params: Vec<Value> = vec!["".into(), "".into()];
     let mut call = store.calls.call(store.limit).await.map_err(|failure| explained(failure, DOING))?;
     let Err(missing) = store::run(&mut call, DOING, sql::ENDED, params).await else { return Ok(()) };
-    let Failure::Refused(missing) = missing else { return Err(explained(missing, DOING)) };
+    let StatementFailure::Refused(missing) = missing else { return Err(explained(missing, DOING)) };
     if missing.kind != BackendErrorKind::Operator {
         return Err(missing);
     }
@@ -162,7 +162,7 @@ impl Backend for RowBackend {
                     offered <= floor
                 }
             };
-            let live = current.and_then(Current::live);
+            let live = current.and_then(LastHold::live);
             Ok(match live {
                 Some(live) if live == token => TokenStatus::Current,
                 live if issued => TokenStatus::NotCurrent { live: live.into_iter().collect() },
@@ -194,7 +194,9 @@ impl Backend for RowBackend {
             let current = current(&self.store, &order.name).await?;
             Ok(match current {
                 Some(current) if current.is_closed && current.token == token => Broken::StillClosed,
-                current => Broken::NotCurrent { live: current.and_then(Current::live).into_iter().collect() },
+                current => {
+                    Broken::NotCurrent { live: current.and_then(LastHold::live).into_iter().collect() }
+                }
             })
         })
     }
@@ -224,23 +226,23 @@ async fn look(
 }
 
 /// A lock's last hold.
-struct Current {
+struct LastHold {
     token: i64,
     is_live: bool,
     is_closed: bool,
 }
 
-impl Current {
+impl LastHold {
     fn live(self) -> Option<Token> {
         sql::token(self.token).filter(|_| self.is_live)
     }
 }
 
-async fn current(store: &RowStore, name: &LockName) -> Result<Option<Current>, BackendError> {
+async fn current(store: &RowStore, name: &LockName) -> Result<Option<LastHold>, BackendError> {
     let found = store.ask("look at a lock", sql::CURRENT, vec![name.as_str().into()]).await?;
     let Some(row) = found.rows.first() else { return Ok(None) };
     let (held, closed, revoked): (bool, bool, bool) = (column(row, 1)?, column(row, 2)?, column(row, 3)?);
-    Ok(Some(Current { token: column(row, 0)?, is_live: held && !revoked, is_closed: closed && !held }))
+    Ok(Some(LastHold { token: column(row, 0)?, is_live: held && !revoked, is_closed: closed && !held }))
 }
 
 fn as_bigint(token: Token) -> i64 {

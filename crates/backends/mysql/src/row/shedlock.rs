@@ -23,10 +23,10 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::store::{again, tried, us};
 use super::{CONNECTIONS, CONNECTIONS_MOST, RENEWALS};
 use crate::IO;
-use crate::answer::{Failure, explained};
-use crate::connect::Connector;
+use crate::answer::{StatementFailure, explained};
+use crate::connect::MySqlConnector;
 use crate::findings;
-use crate::lane::{Done, Lane, LaneCall, SERVER_IDLE_S, column};
+use crate::lane::{CallLane, Done, LaneCall, SERVER_IDLE_S, column};
 use crate::settings::{Settings, connections};
 
 /// The length of `name` and of `locked_by` in the table that `ShedLock` recommends, in characters.
@@ -89,8 +89,8 @@ struct ShedLockBackend {
 }
 
 struct ShedLockStore {
-    calls: Lane,
-    renewals: Lane,
+    calls: CallLane,
+    renewals: CallLane,
     limit: Duration,
 }
 
@@ -102,9 +102,9 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     let settings = Settings::of(url, &["connections", "layout"])?;
     let most = connections(url, CONNECTIONS, CONNECTIONS_MOST)?;
     let limit = settings.timeout;
-    let connector = Connector::new(settings, SERVER_IDLE_S);
+    let connector = MySqlConnector::new(settings, SERVER_IDLE_S);
     let lease_thread = IO.get("lockkeeper-mysql")?;
-    let lane = |most| Lane::new(connector.clone(), most, &lease_thread);
+    let lane = |most| CallLane::new(connector.clone(), most, &lease_thread);
     let store = Arc::new(ShedLockStore { calls: lane(most), renewals: lane(RENEWALS), limit });
     store.calls.open().await?;
     store.ask("read the table of ShedLock", HOLDER, vec!["".into()]).await?;
@@ -152,7 +152,7 @@ impl Backend for ShedLockBackend {
 }
 
 impl ShedLockStore {
-    async fn try_to_hold(&self, attempt: &Attempt) -> Result<Tried, Failure> {
+    async fn try_to_hold(&self, attempt: &Attempt) -> Result<Tried, StatementFailure> {
         let entry = &attempt.entry;
         let name = entry.name.as_str();
         if name.chars().count() > NAME_LENGTH {
@@ -171,12 +171,13 @@ impl ShedLockStore {
             return held();
         }
         let params = vec![name.into(), ttl.into(), holder.as_str().into()];
-        if call.run("acquire", INSERT, params).await.map_err(Failure::in_doubt)?.matched > 0 {
+        if call.run("acquire", INSERT, params).await.map_err(StatementFailure::in_doubt)?.matched > 0 {
             return held();
         }
-        let found = call.run("acquire", HOLDER, vec![name.into()]).await.map_err(Failure::in_doubt)?;
+        let found =
+            call.run("acquire", HOLDER, vec![name.into()]).await.map_err(StatementFailure::in_doubt)?;
         let found = found.rows.first().map(|row| Ok((column(row, 0)?, column(row, 1)?))).transpose();
-        let (by, left): (String, i64) = found.map_err(Failure::Refused)?.unwrap_or_default();
+        let (by, left): (String, i64) = found.map_err(StatementFailure::Refused)?.unwrap_or_default();
         if attempt.wait {
             let left = u64::try_from(left).ok().map(Duration::from_micros);
             return Ok(Tried::Waits { ahead: 0, again: again(entry.ttl, 0, left) });
@@ -185,7 +186,7 @@ impl ShedLockStore {
         Ok(Tried::Busy(Busy { holder, queued_ahead: 0 }))
     }
 
-    async fn renew_all(&self, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, Failure> {
+    async fn renew_all(&self, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, StatementFailure> {
         let mut renewed = Vec::with_capacity(entries.len());
         for entry in entries {
             let mut call = self.renewals.call(entry.limit()).await?;
@@ -196,7 +197,7 @@ impl ShedLockStore {
         Ok(renewed)
     }
 
-    async fn end(&self, entry: &Entry) -> Result<End, Failure> {
+    async fn end(&self, entry: &Entry) -> Result<End, StatementFailure> {
         let name = entry.name.as_str();
         let mut call = self.calls.call(entry.limit()).await?;
         let done = call.run("release", UNLOCK, vec![name.into(), entry.id.0.as_str().into()]).await?;
@@ -230,7 +231,7 @@ impl Store for ShedLockStore {
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
-        Box::pin(async move { self.renew_all(&entries).await.map_err(Failure::of_repeated) })
+        Box::pin(async move { self.renew_all(&entries).await.map_err(StatementFailure::of_repeated) })
     }
 
     fn trouble(&self) -> Option<String> {
@@ -238,12 +239,12 @@ impl Store for ShedLockStore {
     }
 
     fn finish(&self, entry: Arc<Entry>, _doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
-        Box::pin(async move { self.end(&entry).await.map_err(Failure::of_repeated) })
+        Box::pin(async move { self.end(&entry).await.map_err(StatementFailure::of_repeated) })
     }
 }
 
 /// Extends a hold of this request; whether it holds.
-async fn extends(call: &mut LaneCall<'_>, name: &str, id: &str, ttl: i64) -> Result<bool, Failure> {
+async fn extends(call: &mut LaneCall<'_>, name: &str, id: &str, ttl: i64) -> Result<bool, StatementFailure> {
     Ok(call.run("renew", EXTEND, vec![ttl.into(), name.into(), id.into()]).await?.matched > 0)
 }
 

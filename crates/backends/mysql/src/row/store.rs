@@ -9,8 +9,8 @@ use lockkeeper_core::{End, Rejection, limits};
 use mysql_async::Value;
 
 use super::sql::{self, Blocked};
-use crate::answer::{Failure, NO_TABLE, explained};
-use crate::lane::{Done, Lane, LaneCall, column, marks};
+use crate::answer::{NO_TABLE, StatementFailure, explained};
+use crate::lane::{CallLane, Done, LaneCall, column, marks};
 
 /// Maximum entries renewed by one statement. Their rows stay locked until it commits.
 const RENEWED_AT_ONCE: usize = 512;
@@ -24,15 +24,15 @@ const GONE_MS: i64 = 60_000;
 
 /// Lease rows of one database.
 pub(super) struct RowStore {
-    pub(super) calls: Lane,
+    pub(super) calls: CallLane,
     /// Renewals don't queue behind other calls.
-    pub(super) renewals: Lane,
+    pub(super) renewals: CallLane,
     /// Time limit for inspect, list, token check, break and findings.
     pub(super) limit: Duration,
 }
 
 impl RowStore {
-    async fn try_to_hold(&self, attempt: &Attempt) -> Result<Tried, Failure> {
+    async fn try_to_hold(&self, attempt: &Attempt) -> Result<Tried, StatementFailure> {
         if attempt.meta.len() > limits::META_BYTES_MAX {
             return Ok(Tried::Refused(Rejection::MetaTooLong { bytes: attempt.meta.len() }.into()));
         }
@@ -40,8 +40,8 @@ impl RowStore {
         let (name, id) = (entry.name.as_str(), entry.id.0.as_str());
         let (ttl, closes) = (us(entry.ttl), us(entry.ttl.saturating_add(entry.closed_after_expiry())));
         let mut call = self.calls.call(entry.limit()).await?;
-        // Once a statement was answered, a failure of a later one leaves in doubt what an attempt that arrives
-        // late may do between the two.
+        // Once a statement was answered, a failure of a later one leaves in doubt what an attempt that
+        // arrives late may do between the two.
         let mut sent = false;
         loop {
             let params: Vec<Value> = vec![
@@ -62,12 +62,15 @@ impl RowStore {
                 return granted(&mut call, attempt, done.last_id.cast_signed()).await;
             }
             let params: Vec<Value> = vec![id.into(), id.into(), id.into(), id.into(), name.into()];
-            let found = run(&mut call, "acquire", sql::BLOCKED, params).await.map_err(Failure::in_doubt)?;
+            let found =
+                run(&mut call, "acquire", sql::BLOCKED, params).await.map_err(StatementFailure::in_doubt)?;
             let Some(row) = found.rows.first() else {
-                run(&mut call, "acquire", sql::CREATE, vec![name.into()]).await.map_err(Failure::in_doubt)?;
+                run(&mut call, "acquire", sql::CREATE, vec![name.into()])
+                    .await
+                    .map_err(StatementFailure::in_doubt)?;
                 continue;
             };
-            let blocked = Blocked::of(row).map_err(Failure::Refused)?;
+            let blocked = Blocked::of(row).map_err(StatementFailure::Refused)?;
             if blocked.held && blocked.id == id.as_bytes() {
                 // A repeat is told what was granted first (P7).
                 return granted(&mut call, attempt, blocked.token).await;
@@ -82,7 +85,7 @@ impl RowStore {
         call: &mut LaneCall<'_>,
         attempt: &Attempt,
         blocked: Blocked,
-    ) -> Result<Tried, Failure> {
+    ) -> Result<Tried, StatementFailure> {
         let entry = &attempt.entry;
         let Blocked { ahead, left, ahead_left, .. } = blocked;
         if blocked.is_gone || !attempt.wait {
@@ -103,12 +106,12 @@ impl RowStore {
                 id.into(),
                 ttl.into(),
             ];
-            run(call, "wait", sql::WAIT, params).await.map_err(Failure::in_doubt)?;
+            run(call, "wait", sql::WAIT, params).await.map_err(StatementFailure::in_doubt)?;
         }
         Ok(Tried::Waits { ahead, again: again(entry.ttl, ahead, left.or(ahead_left)) })
     }
 
-    async fn renew_all(&self, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, Failure> {
+    async fn renew_all(&self, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, StatementFailure> {
         let mut renewed = Vec::with_capacity(entries.len());
         for entries in entries.chunks(RENEWED_AT_ONCE) {
             let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
@@ -118,7 +121,7 @@ impl RowStore {
         Ok(renewed)
     }
 
-    async fn end(&self, entry: &Entry, doubt: bool) -> Result<End, Failure> {
+    async fn end(&self, entry: &Entry, doubt: bool) -> Result<End, StatementFailure> {
         let (name, id) = (entry.name.as_str(), entry.id.0.as_str());
         let keep = us(entry.keep_closed);
         let mut call = self.calls.call(entry.limit()).await?;
@@ -140,16 +143,17 @@ impl RowStore {
             return Ok(end);
         }
         let left = run(&mut call, "leave the queue", sql::LEAVE, vec![id.into()]).await;
-        let left = left.map_err(Failure::in_doubt)?.matched > 0;
+        let left = left.map_err(StatementFailure::in_doubt)?.matched > 0;
         match released {
             Some(end) => Ok(end),
             None if left => Ok(End::Left),
             None => {
                 let params = vec![name.into(), id.into()];
-                let ended = run(&mut call, "finish", sql::ENDED, params).await.map_err(Failure::in_doubt)?;
+                let ended =
+                    run(&mut call, "finish", sql::ENDED, params).await.map_err(StatementFailure::in_doubt)?;
                 let ended = ended.rows.first().map(|row| column::<i64>(row, 0)).transpose();
                 // A repeat is told how it ended (P7).
-                Ok(match ended.map_err(Failure::Refused)? {
+                Ok(match ended.map_err(StatementFailure::Refused)? {
                     Some(1) => End::Released,
                     Some(2) => End::Broken,
                     _ => End::Gone,
@@ -171,24 +175,24 @@ pub(super) async fn run(
     doing: &str,
     sql: &str,
     params: Vec<Value>,
-) -> Result<Done, Failure> {
+) -> Result<Done, StatementFailure> {
     match call.run(doing, sql, params).await {
-        Err(Failure::Refused(error)) if error.message.contains(&format!("(error {NO_TABLE})")) => {
+        Err(StatementFailure::Refused(error)) if error.message.contains(&format!("(error {NO_TABLE})")) => {
             let what = format!(
                 "{error}: connect anew, which makes the tables, or make them by\n{}",
                 super::SCHEMA_SQL
             );
-            Err(Failure::Refused(BackendError::new(BackendErrorKind::Operator, what)))
+            Err(StatementFailure::Refused(BackendError::new(BackendErrorKind::Operator, what)))
         }
         answer => answer,
     }
 }
 
 /// A grant: its request leaves the queue, so that nobody waits behind it once it is released.
-async fn granted(call: &mut LaneCall<'_>, attempt: &Attempt, token: i64) -> Result<Tried, Failure> {
+async fn granted(call: &mut LaneCall<'_>, attempt: &Attempt, token: i64) -> Result<Tried, StatementFailure> {
     if !attempt.first {
         let leave = vec![attempt.entry.id.0.as_str().into()];
-        run(call, "leave the queue", sql::LEAVE, leave).await.map_err(Failure::in_doubt)?;
+        run(call, "leave the queue", sql::LEAVE, leave).await.map_err(StatementFailure::in_doubt)?;
     }
     Ok(match sql::token(token) {
         Some(token) => Tried::granted(token, None),
@@ -197,7 +201,7 @@ async fn granted(call: &mut LaneCall<'_>, attempt: &Attempt, token: i64) -> Resu
 }
 
 /// Renews entries of one session, which have one ttl.
-async fn renew(call: &mut LaneCall<'_>, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, Failure> {
+async fn renew(call: &mut LaneCall<'_>, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, StatementFailure> {
     let ttl = us(entries.first().map_or(Duration::ZERO, |entry| entry.ttl));
     // The statement for each power of two is prepared once.
     let count = entries.len().next_power_of_two();
@@ -222,7 +226,7 @@ async fn renew(call: &mut LaneCall<'_>, entries: &[Arc<Entry>]) -> Result<Vec<Re
          WHERE id IN ({list}) AND expires > UTC_TIMESTAMP(6)"
     );
     let params = std::iter::once(Value::from(ttl)).chain(ids()).collect();
-    let waiting = run(call, "renew", &waiting, params).await.map_err(Failure::in_doubt)?;
+    let waiting = run(call, "renew", &waiting, params).await.map_err(StatementFailure::in_doubt)?;
     if waiting.matched == entries.len() as u64 {
         return Ok(vec![Renewed::Kept; entries.len()]);
     }
@@ -232,15 +236,19 @@ async fn renew(call: &mut LaneCall<'_>, entries: &[Arc<Entry>]) -> Result<Vec<Re
         "SELECT id, revoked FROM lockkeeper_lease WHERE name IN ({list}) AND id IN ({list}) \
          AND held_until > UTC_TIMESTAMP(6) FOR UPDATE"
     );
-    let held = run(call, "renew", &held, names().chain(ids()).collect()).await.map_err(Failure::in_doubt)?;
+    let held = run(call, "renew", &held, names().chain(ids()).collect())
+        .await
+        .map_err(StatementFailure::in_doubt)?;
     let waits = format!(
         "SELECT id, 0 FROM lockkeeper_waiter WHERE id IN ({list}) AND expires > UTC_TIMESTAMP(6) FOR UPDATE"
     );
-    let waits = run(call, "renew", &waits, ids().collect()).await.map_err(Failure::in_doubt)?;
+    let waits = run(call, "renew", &waits, ids().collect()).await.map_err(StatementFailure::in_doubt)?;
     let mut states = Vec::new();
     for row in held.rows.iter().chain(&waits.rows) {
-        let (id, revoked): (Vec<u8>, bool) =
-            (column(row, 0).map_err(Failure::Refused)?, column(row, 1).map_err(Failure::Refused)?);
+        let (id, revoked): (Vec<u8>, bool) = (
+            column(row, 0).map_err(StatementFailure::Refused)?,
+            column(row, 1).map_err(StatementFailure::Refused)?,
+        );
         states.push((id, revoked));
     }
     let state = |id: &EntryId| match states.iter().find(|(of, _)| of == id.0.as_bytes()) {
@@ -257,7 +265,7 @@ impl Store for RowStore {
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
-        Box::pin(async move { self.renew_all(&entries).await.map_err(Failure::of_repeated) })
+        Box::pin(async move { self.renew_all(&entries).await.map_err(StatementFailure::of_repeated) })
     }
 
     fn trouble(&self) -> Option<String> {
@@ -265,16 +273,16 @@ impl Store for RowStore {
     }
 
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
-        Box::pin(async move { self.end(&entry, doubt).await.map_err(Failure::of_repeated) })
+        Box::pin(async move { self.end(&entry, doubt).await.map_err(StatementFailure::of_repeated) })
     }
 }
 
 /// The result of an attempt for its session.
-pub(super) fn tried(tried: Result<Tried, Failure>) -> Result<Tried, CallError> {
+pub(super) fn tried(tried: Result<Tried, StatementFailure>) -> Result<Tried, CallError> {
     match tried {
         Ok(tried) => Ok(tried),
-        Err(Failure::Silent(error)) => Err(error),
-        Err(Failure::Refused(error)) => Ok(Tried::Refused(error)),
+        Err(StatementFailure::Silent(error)) => Err(error),
+        Err(StatementFailure::Refused(error)) => Ok(Tried::Refused(error)),
     }
 }
 

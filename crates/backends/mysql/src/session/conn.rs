@@ -9,11 +9,11 @@ use lockkeeper_core::{End, Seq};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
-use super::Shared;
+use super::SessionShared;
 use super::request::{Ask, Request};
 
 pub(super) struct SessionConn {
-    shared: Arc<Shared>,
+    shared: Arc<SessionShared>,
     label: Arc<str>,
     pushes: UnboundedSender<Push>,
     requests: Arc<Requests>,
@@ -42,7 +42,7 @@ impl Requests {
 }
 
 impl SessionConn {
-    pub(super) fn new(shared: Arc<Shared>, label: &str, pushes: UnboundedSender<Push>) -> Self {
+    pub(super) fn new(shared: Arc<SessionShared>, label: &str, pushes: UnboundedSender<Push>) -> Self {
         Self { shared, label: label.into(), pushes, requests: Arc::default() }
     }
 
@@ -50,8 +50,8 @@ impl SessionConn {
         let (reply, answer) = oneshot::channel();
         let mut requests = self.requests.by_seq();
         requests.retain(|_, task| !task.is_closed());
-        // If the acquire of a request has failed, its task has ended, and its retry is a new request (P7): what
-        // the failed one may have left at the server is being ended.
+        // If the acquire of a request has failed, its task has ended, and its retry is a new request (P7):
+        // what the failed one may have left at the server is being ended.
         if let Some(task) = requests.get(&seq) {
             let _ = task.send(Ask::Verify(reply));
             drop(requests);

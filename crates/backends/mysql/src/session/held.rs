@@ -11,9 +11,9 @@ use serde_json::{Value as Json, json};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-use super::Shared;
-use crate::answer::{Failure, failed};
-use crate::connect::{Connector, Opened};
+use super::SessionShared;
+use crate::answer::{StatementFailure, failed};
+use crate::connect::{MySqlConnector, OpenedConnection};
 
 /// How long a connection that holds nothing is kept, at most: less than the server keeps it.
 const IDLE: Duration = Duration::from_secs(20);
@@ -22,13 +22,13 @@ const WAIT_S: u64 = 60;
 
 /// A connection that holds nothing.
 pub(super) struct Idle {
-    opened: Opened,
+    opened: OpenedConnection,
     since: Instant,
 }
 
 /// A connection of one request.
-pub(super) struct Held {
-    opened: Opened,
+pub(super) struct HeldConnection {
+    opened: OpenedConnection,
     /// Whether another request has used it before: the server may have closed it since.
     was_idle: bool,
     pub(super) room: OwnedSemaphorePermit,
@@ -38,7 +38,7 @@ pub(super) struct Held {
 ///
 /// # Errors
 /// There is none, or a proxy answers in place of the server.
-pub(super) async fn open(connector: &Connector) -> Result<Opened, BackendError> {
+pub(super) async fn open(connector: &MySqlConnector) -> Result<OpenedConnection, BackendError> {
     let opened = connector.open().await?;
     // The protocol has the lower half of the number.
     if opened.id & u64::from(u32::MAX) == u64::from(opened.conn.id()) {
@@ -58,14 +58,14 @@ pub(super) async fn open(connector: &Connector) -> Result<Opened, BackendError> 
 ///
 /// # Errors
 /// All connections are in use, or the error of opening one. Nothing was sent.
-pub(super) async fn take(shared: &Shared) -> Result<Held, Failure> {
+pub(super) async fn take(shared: &SessionShared) -> Result<HeldConnection, StatementFailure> {
     let Ok(room) = shared.room.clone().try_acquire_owned() else {
         let what = format!(
             "all {} connections of this client are in use, and each hold and each wait needs one of its own: release some, \
              or raise `connections=` and the server's max_connections",
             shared.connections
         );
-        return Err(Failure::Refused(BackendError::new(BackendErrorKind::LimitReached, what)));
+        return Err(StatementFailure::Refused(BackendError::new(BackendErrorKind::LimitReached, what)));
     };
     let idle = {
         let mut idle = shared.idle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,20 +73,20 @@ pub(super) async fn take(shared: &Shared) -> Result<Held, Failure> {
         idle.pop()
     };
     if let Some(Idle { opened, .. }) = idle {
-        return Ok(Held { opened, was_idle: true, room });
+        return Ok(HeldConnection { opened, was_idle: true, room });
     }
     new(shared, room).await
 }
 
-async fn new(shared: &Shared, room: OwnedSemaphorePermit) -> Result<Held, Failure> {
+async fn new(shared: &SessionShared, room: OwnedSemaphorePermit) -> Result<HeldConnection, StatementFailure> {
     let opened = open(&shared.connector).await.map_err(|error| match error.kind {
-        BackendErrorKind::Unsupported => Failure::Refused(error),
-        _ => Failure::Silent(CallError::refused(error)),
+        BackendErrorKind::Unsupported => StatementFailure::Refused(error),
+        _ => StatementFailure::Silent(CallError::refused(error)),
     })?;
-    Ok(Held { opened, was_idle: false, room })
+    Ok(HeldConnection { opened, was_idle: false, room })
 }
 
-impl Held {
+impl HeldConnection {
     /// The connection's number at the server.
     pub(super) fn id(&self) -> u64 {
         self.opened.id
@@ -96,12 +96,16 @@ impl Held {
     /// replaced by a new one.
     ///
     /// # Errors
-    /// [`Failure`]. `self` must not be used again, here and below.
-    pub(super) async fn try_lock(mut self, shared: &Shared, key: &str) -> Result<(Self, bool), Failure> {
+    /// [`StatementFailure`]. `self` must not be used again, here and below.
+    pub(super) async fn try_lock(
+        mut self,
+        shared: &SessionShared,
+        key: &str,
+    ) -> Result<(Self, bool), StatementFailure> {
         let sql = format!("SELECT GET_LOCK({}, 0)", literal(key));
         let tried = self.within(shared.timeout, "lock", &sql).await;
         let got: Option<Option<i64>> = match tried {
-            Err(Failure::Silent(error)) if self.was_idle && error.refusal.is_some() => {
+            Err(StatementFailure::Silent(error)) if self.was_idle && error.refusal.is_some() => {
                 self = new(shared, self.room).await?;
                 self.within(shared.timeout, "lock", &sql).await?
             }
@@ -113,8 +117,13 @@ impl Held {
     /// Waits in the server's queue; others see `note` there.
     ///
     /// # Errors
-    /// [`Failure`].
-    pub(super) async fn wait(&mut self, shared: &Shared, key: &str, note: &Json) -> Result<(), Failure> {
+    /// [`StatementFailure`].
+    pub(super) async fn wait(
+        &mut self,
+        shared: &SessionShared,
+        key: &str,
+        note: &Json,
+    ) -> Result<(), StatementFailure> {
         // A comment can't contain its own end; JSON may escape the slash.
         let note = note.to_string().replace("*/", "*\\/");
         let sql = format!("/*lockkeeper {note}*/ SELECT GET_LOCK({}, {WAIT_S})", literal(key));
@@ -130,14 +139,14 @@ impl Held {
     /// Draws a token for the hold, and shows who holds. Committed when this returns.
     ///
     /// # Errors
-    /// [`Failure`].
+    /// [`StatementFailure`].
     pub(super) async fn draw(
         &mut self,
-        shared: &Shared,
+        shared: &SessionShared,
         (name, key): (&str, &str),
         label: &str,
         meta: &[u8],
-    ) -> Result<Option<Token>, Failure> {
+    ) -> Result<Option<Token>, StatementFailure> {
         const DRAW: &str = "UPDATE lockkeeper_session SET token = LAST_INSERT_ID(GREATEST(token + 1, \
              TIMESTAMPDIFF(MICROSECOND, '2026-01-01', UTC_TIMESTAMP(6)))), lock_key = ?, \
              connection = CONNECTION_ID() + 0, since = UTC_TIMESTAMP(6), revoked = 0, label = ?, meta = ? WHERE name = ?";
@@ -163,7 +172,7 @@ impl Held {
     /// Why the hold counts as lost.
     pub(super) async fn check(
         &mut self,
-        shared: &Shared,
+        shared: &SessionShared,
         key: &str,
         token: Option<Token>,
     ) -> Result<bool, String> {
@@ -176,7 +185,7 @@ impl Held {
         };
         let sql = format!("SELECT IS_USED_LOCK({}) = CONNECTION_ID() + 0, {revoked}", literal(key));
         let limit = shared.probe.max(Duration::from_secs(1));
-        let found: Result<Option<(Option<bool>, bool)>, Failure> =
+        let found: Result<Option<(Option<bool>, bool)>, StatementFailure> =
             self.within(limit, "verify a hold", &sql).await;
         match found {
             Ok(Some((Some(true), revoked))) => Ok(revoked),
@@ -188,15 +197,19 @@ impl Held {
     /// Releases the lock; whether it was held. The connection becomes an idle one.
     ///
     /// # Errors
-    /// [`Failure`].
-    pub(super) async fn release(&mut self, shared: &Shared, key: &str) -> Result<bool, Failure> {
+    /// [`StatementFailure`].
+    pub(super) async fn release(
+        &mut self,
+        shared: &SessionShared,
+        key: &str,
+    ) -> Result<bool, StatementFailure> {
         let sql = format!("SELECT RELEASE_LOCK({})", literal(key));
         let released: Option<Option<i64>> = self.within(shared.timeout, "release a lock", &sql).await?;
         Ok(released.flatten() == Some(1))
     }
 
     /// Returns a connection that certainly holds nothing.
-    pub(super) fn put_back(self, shared: &Shared) {
+    pub(super) fn put_back(self, shared: &SessionShared) {
         let idle = Idle { opened: self.opened, since: Instant::now() };
         shared.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
     }
@@ -206,7 +219,7 @@ impl Held {
         limit: Duration,
         doing: &str,
         sql: &str,
-    ) -> Result<Option<T>, Failure> {
+    ) -> Result<Option<T>, StatementFailure> {
         limited(limit, doing, self.opened.conn.query_first(sql)).await
     }
 }
@@ -215,10 +228,10 @@ async fn limited<T>(
     limit: Duration,
     doing: &str,
     work: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Failure> {
+) -> Result<T, StatementFailure> {
     match timeout(limit, work).await {
         Ok(done) => done.map_err(|error| failed(&error, doing)),
-        Err(_) => Err(Failure::IN_DOUBT),
+        Err(_) => Err(StatementFailure::IN_DOUBT),
     }
 }
 

@@ -7,17 +7,17 @@ use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use mysql_async::{Row, Value};
 use serde_json::Value as Json;
 
-use super::Shared;
+use super::SessionShared;
 use super::held::literal;
 use crate::answer::explained;
 use crate::lane::{Done, column};
 
 /// Whether the row's connection holds the row's lock.
 const IS_LIVE: &str = "COALESCE(IS_USED_LOCK(CONVERT(lock_key USING utf8mb4)) = connection, 0)";
-/// The statements of waiters, as seen by this user: all of its own, those of others with the privilege PROCESS.
+/// The statements of waiters, as seen by this user: its own, and those of others with the privilege PROCESS.
 const WAITERS: &str = "SELECT INFO FROM information_schema.PROCESSLIST WHERE INFO LIKE '/*lockkeeper {%' ORDER BY TIME DESC, ID";
 
-impl Shared {
+impl SessionShared {
     /// Runs a statement once, on a connection that holds nothing.
     pub(super) async fn ask(&self, doing: &str, sql: &str, params: Vec<Value>) -> Result<Done, BackendError> {
         let mut call = self.queries.call(self.timeout).await.map_err(|failure| explained(failure, doing))?;
@@ -26,7 +26,7 @@ impl Shared {
 }
 
 /// The notes of the waiters, of one lock or of all.
-pub(super) async fn waiters(shared: &Shared, key: Option<&str>) -> Result<Vec<Json>, BackendError> {
+pub(super) async fn waiters(shared: &SessionShared, key: Option<&str>) -> Result<Vec<Json>, BackendError> {
     let found = shared.ask("look at waiters", WAITERS, Vec::new()).await?;
     let note = |row: &Row| {
         let text: String = column(row, 0).ok()?;
@@ -38,7 +38,11 @@ pub(super) async fn waiters(shared: &Shared, key: Option<&str>) -> Result<Vec<Js
 }
 
 /// Who holds one lock: its label, or the number of its connection if it is another program.
-pub(super) async fn holder(shared: &Shared, name: &str, key: &str) -> Result<Option<String>, BackendError> {
+pub(super) async fn holder(
+    shared: &SessionShared,
+    name: &str,
+    key: &str,
+) -> Result<Option<String>, BackendError> {
     if shared.has_table {
         let sql = format!("SELECT label FROM lockkeeper_session WHERE name = ? AND {IS_LIVE}");
         let found = shared.ask("look at a lock", &sql, vec![name.into()]).await?;
@@ -55,7 +59,7 @@ pub(super) async fn holder(shared: &Shared, name: &str, key: &str) -> Result<Opt
 /// The locks of one name, or also of those below it, or of all: those that somebody of ours holds or waits
 /// for, and, for one name, what others hold.
 pub(super) async fn look(
-    shared: &Shared,
+    shared: &SessionShared,
     prefix: Option<&LockName>,
     below: bool,
 ) -> Result<Vec<LockInfo>, BackendError> {
@@ -125,7 +129,7 @@ struct Last {
     revoked: bool,
 }
 
-async fn last(shared: &Shared, name: &LockName) -> Result<Option<Last>, BackendError> {
+async fn last(shared: &SessionShared, name: &LockName) -> Result<Option<Last>, BackendError> {
     let sql = format!("SELECT token, connection, {IS_LIVE}, revoked FROM lockkeeper_session WHERE name = ?");
     let found = shared.ask("look at a token", &sql, vec![name.as_str().into()]).await?;
     let Some(row) = found.rows.first() else { return Ok(None) };
@@ -144,7 +148,7 @@ impl Last {
 }
 
 pub(super) async fn check_token(
-    shared: &Shared,
+    shared: &SessionShared,
     name: &LockName,
     token: Token,
 ) -> Result<TokenStatus, BackendError> {
@@ -160,7 +164,7 @@ pub(super) async fn check_token(
 }
 
 /// With `now` the server ends the holder's connection. Without, the holder finds out by its next probe.
-pub(super) async fn break_hold(shared: &Shared, order: &BreakOrder) -> Result<Broken, BackendError> {
+pub(super) async fn break_hold(shared: &SessionShared, order: &BreakOrder) -> Result<Broken, BackendError> {
     let (name, token) = (&order.name, order.token.get());
     let last = last(shared, name).await?;
     let Some(last) = last.as_ref().filter(|last| last.is_live && last.token == token) else {

@@ -1,7 +1,7 @@
 //! `lock=session`: locks of a connection by `GET_LOCK`, each on a connection of its own.
 //!
-//! The server ends a hold with its connection. There is no ttl. Without the table of `schema.sql` there are no
-//! tokens, and nobody is shown.
+//! The server ends a hold with its connection. There is no ttl. Without the table of `schema.sql` there are
+//! no tokens, and nobody is shown.
 //!
 //! | file | content |
 //! | --- | --- |
@@ -11,9 +11,9 @@
 //! | [`conn`] | turns the library's calls into messages to these tasks |
 //! | [`inspect`] | who holds and waits; breaks |
 //!
-//! All connections belong to the lease thread: holds outlive their caller's runtime, and are probed while that
-//! stalls. The server is set to close a connection on which no probe arrives ([`server_idle_s`]): so the lock
-//! of a machine that has vanished is freed in that time, and not by the server's TCP after hours.
+//! All connections belong to the lease thread: holds outlive their caller's runtime, and are probed while
+//! that stalls. The server is set to close a connection on which no probe arrives ([`server_idle_s`]): so the
+//! lock of a machine that has vanished is freed in that time, and not by the server's TCP after hours.
 
 mod conn;
 mod held;
@@ -37,10 +37,10 @@ use self::conn::SessionConn;
 use self::held::Idle;
 use self::keys::KeyRule;
 use crate::IO;
-use crate::answer::{Failure, NO_TABLE, explained};
-use crate::connect::{Connector, seconds};
+use crate::answer::{NO_TABLE, StatementFailure, explained};
+use crate::connect::{MySqlConnector, seconds};
 use crate::findings;
-use crate::lane::Lane;
+use crate::lane::CallLane;
 use crate::settings::{Settings, connections, duration};
 
 /// The table for tokens, and for who holds. Made by an operator, where tokens are wanted.
@@ -56,24 +56,24 @@ const PROBE: Duration = Duration::from_secs(2);
 const PROBES: (u64, u64) = (100, 600_000);
 
 /// What all sessions of a client share.
-struct Shared {
+struct SessionShared {
     key: KeyRule,
     probe: Duration,
     timeout: Duration,
     /// Whether the table is there.
     has_table: bool,
-    connector: Connector,
+    connector: MySqlConnector,
     /// The connections that may still hold or wait.
     room: Arc<Semaphore>,
     connections: usize,
     idle: Mutex<Vec<Idle>>,
-    queries: Lane,
+    queries: CallLane,
     lease_thread: LeaseThread,
 }
 
 struct SessionBackend {
     capabilities: Capabilities,
-    shared: Arc<Shared>,
+    shared: Arc<SessionShared>,
 }
 
 /// After this time without a probe the server closes a connection, in seconds.
@@ -91,7 +91,7 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     let probe = duration(url, "probe", PROBE, PROBES, "a time from `100ms` to `10min`")?;
     let key: KeyRule = url.parameter("key", keys::WANTED)?.unwrap_or_default();
     let timeout = settings.timeout;
-    let connector = Connector::new(settings, server_idle_s(probe));
+    let connector = MySqlConnector::new(settings, server_idle_s(probe));
     let lease_thread = IO.get("lockkeeper-mysql")?;
     let first = held::open(&connector).await?;
     if connector.server().is_galera {
@@ -104,9 +104,9 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
         .into());
     }
     drop(first);
-    let queries = Lane::new(connector.clone(), QUERIES, &lease_thread);
+    let queries = CallLane::new(connector.clone(), QUERIES, &lease_thread);
     let has_table = has_table(&queries, timeout).await?;
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(SessionShared {
         key,
         probe,
         timeout,
@@ -121,12 +121,14 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     Ok(Arc::new(SessionBackend { capabilities: capabilities(has_table), shared }))
 }
 
-async fn has_table(queries: &Lane, limit: Duration) -> Result<bool, BackendError> {
+async fn has_table(queries: &CallLane, limit: Duration) -> Result<bool, BackendError> {
     const DOING: &str = "look for the table of tokens";
     let mut call = queries.call(limit).await.map_err(|failure| explained(failure, DOING))?;
     match call.run(DOING, "SELECT token FROM lockkeeper_session WHERE name = ''", Vec::new()).await {
         Ok(_) => Ok(true),
-        Err(Failure::Refused(error)) if error.message.contains(&format!("(error {NO_TABLE})")) => Ok(false),
+        Err(StatementFailure::Refused(error)) if error.message.contains(&format!("(error {NO_TABLE})")) => {
+            Ok(false)
+        }
         Err(failure) => Err(explained(failure, DOING)),
     }
 }

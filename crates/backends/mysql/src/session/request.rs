@@ -12,10 +12,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-use super::Shared;
-use super::held::{Held, literal, note, take};
+use super::SessionShared;
+use super::held::{HeldConnection, literal, note, take};
 use super::inspect;
-use crate::answer::{Failure, explained};
+use crate::answer::{StatementFailure, explained};
 
 /// How long to look whether a lost connection still holds.
 const REAP_FOR: Duration = Duration::from_secs(60);
@@ -23,19 +23,19 @@ const REAP_FOR: Duration = Duration::from_secs(60);
 const REAP_PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 /// The answer to an acquire, or to its repetition.
-pub(super) type Reply = oneshot::Sender<Result<Answer, CallError>>;
+pub(super) type AcquireReply = oneshot::Sender<Result<Answer, CallError>>;
 
 /// A message to a request's task.
 pub(super) enum Ask {
     /// The acquire once more: whether it holds.
-    Verify(Reply),
+    Verify(AcquireReply),
     /// Release the hold, or give up waiting.
     Finish(oneshot::Sender<Result<End, CallError>>),
 }
 
 /// One request.
 pub(super) struct Request {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SessionShared>,
     pub(super) seq: Seq,
     pub(super) asked: Arc<AcquireRequest>,
     pub(super) label: Arc<str>,
@@ -47,14 +47,14 @@ pub(super) struct Request {
 }
 
 /// The outcome of an acquire.
-enum Acquired {
-    Held(Held, Option<Token>),
+enum AcquireOutcome {
+    Held(HeldConnection, Option<Token>),
     Answer(Answer),
 }
 
 impl Request {
     /// Runs the request until it has ended. Ends it as soon as the sender of `asks` is dropped.
-    pub(super) async fn run(self, first: Reply, mut asks: UnboundedReceiver<Ask>) {
+    pub(super) async fn run(self, first: AcquireReply, mut asks: UnboundedReceiver<Ask>) {
         let mut callers = vec![first];
         let acquired = {
             let mut acquiring = pin!(self.acquire());
@@ -76,16 +76,16 @@ impl Request {
                 let end = if self.reap(None).await { Ok(End::Left) } else { Err(CallError::IN_DOUBT) };
                 finish.map(|finish| finish.send(end));
             }
-            Ok(Ok(Acquired::Held(held, token))) => {
+            Ok(Ok(AcquireOutcome::Held(held, token))) => {
                 tell(callers, &Ok(Answer::Granted(granted(token))));
                 self.hold(held, token, asks).await;
             }
-            Ok(Ok(Acquired::Answer(answer))) => tell(callers, &Ok(answer)),
-            Ok(Err(Failure::Refused(error))) => {
+            Ok(Ok(AcquireOutcome::Answer(answer))) => tell(callers, &Ok(answer)),
+            Ok(Err(StatementFailure::Refused(error))) => {
                 tell(callers, &Ok(Answer::Refused(error)));
                 self.reap(None).await;
             }
-            Ok(Err(Failure::Silent(error))) => {
+            Ok(Err(StatementFailure::Silent(error))) => {
                 tell(callers, &Err(error));
                 self.reap(None).await;
             }
@@ -96,7 +96,7 @@ impl Request {
         self.asked.names[0].as_str()
     }
 
-    async fn acquire(&self) -> Result<Acquired, Failure> {
+    async fn acquire(&self) -> Result<AcquireOutcome, StatementFailure> {
         let shared = &*self.shared;
         let held = take(shared).await?;
         self.connection.store(held.id(), Ordering::Relaxed);
@@ -106,7 +106,7 @@ impl Request {
             if !self.asked.wait {
                 self.connection.store(0, Ordering::Relaxed);
                 held.put_back(shared);
-                return Ok(Acquired::Answer(Answer::Busy(self.busy().await)));
+                return Ok(AcquireOutcome::Answer(Answer::Busy(self.busy().await)));
             }
             let note = note(&self.key, self.name(), &self.label, &self.asked.meta);
             let position = inspect::waiters(shared, Some(&self.key)).await.map_or(0, |waiters| waiters.len());
@@ -117,10 +117,12 @@ impl Request {
         let mut token = None;
         if shared.has_table {
             let names = (self.name(), self.key.as_str());
-            token =
-                held.draw(shared, names, &self.label, &self.asked.meta).await.map_err(Failure::in_doubt)?;
+            token = held
+                .draw(shared, names, &self.label, &self.asked.meta)
+                .await
+                .map_err(StatementFailure::in_doubt)?;
         }
-        Ok(Acquired::Held(held, token))
+        Ok(AcquireOutcome::Held(held, token))
     }
 
     /// Who is in the way, as far as it can be seen.
@@ -131,7 +133,7 @@ impl Request {
         Busy { holder, queued_ahead: queued_ahead as u64 }
     }
 
-    async fn hold(&self, mut held: Held, token: Option<Token>, mut asks: UnboundedReceiver<Ask>) {
+    async fn hold(&self, mut held: HeldConnection, token: Option<Token>, mut asks: UnboundedReceiver<Ask>) {
         let mut revoked = false;
         loop {
             let ask = tokio::select! {
@@ -170,7 +172,7 @@ impl Request {
 
     async fn release(
         &self,
-        mut held: Held,
+        mut held: HeldConnection,
         revoked: bool,
         finish: Option<oneshot::Sender<Result<End, CallError>>>,
         mut asks: UnboundedReceiver<Ask>,
@@ -221,8 +223,8 @@ impl Request {
         finish.map(|finish| finish.send(end));
     }
 
-    /// Sees to it that a connection that was closed or lost holds nothing any more: the server frees its locks
-    /// once it finds out, or when it is told to end it. Whether that is certain.
+    /// Sees to it that a connection that was closed or lost holds nothing any more: the server frees its
+    /// locks once it finds out, or when it is told to end it. Whether that is certain.
     async fn reap(&self, room: Option<OwnedSemaphorePermit>) -> bool {
         let connection = self.connection.load(Ordering::Relaxed);
         if connection == 0 {
@@ -270,7 +272,7 @@ fn granted(token: Option<Token>) -> Granted {
 }
 
 /// A caller that has stopped waiting hears nothing.
-fn tell(callers: impl IntoIterator<Item = Reply>, answer: &Result<Answer, CallError>) {
+fn tell(callers: impl IntoIterator<Item = AcquireReply>, answer: &Result<Answer, CallError>) {
     for caller in callers {
         let _ = caller.send(answer.clone());
     }

@@ -17,7 +17,7 @@ use crate::{SECOND, client};
 async fn a_cancelled_attempt_that_arrives_late_does_not_hold() {
     let (server, faults) = (MariaDb::start(), Faults::default());
     let address = faults.proxy("slow", SocketAddr::from(([127, 0, 0, 1], server.port())));
-    let locks = Locks::connect(&format!("mysql://root@{address}/app")).await.unwrap();
+    let locks = Locks::connect(&MariaDb::url_at(&address.to_string())).await.unwrap();
     // The row is there, so that the attempt is one statement.
     locks.mutex("late").acquire().await.unwrap().release().await.unwrap();
     faults.hold_back("late", 1);
@@ -57,7 +57,8 @@ async fn a_row_that_somebody_has_locked_is_waited_for() {
     // A statement ends with error 1205 after 2 s, and is repeated.
     let mut waiting = BTreeSet::new();
     until("two statements have waited", async || {
-        let found = server.sql("SELECT trx_wait_started FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'");
+        let found = server
+            .sql("SELECT trx_wait_started FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'");
         waiting.extend(found.lines().map(str::to_owned));
         (waiting.len() >= 2).then_some(())
     })

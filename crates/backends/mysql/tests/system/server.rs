@@ -47,7 +47,7 @@ async fn a_user_without_the_right_to_make_tables_is_told_the_statements() {
         (server.url_as("root:wrong"), "check user and password of `root`"),
         (server.url_as("nobody"), "check user and password of `nobody`"),
         (server.url().replace("/app", "/absent"), "create the database `absent`"),
-        ("mysql://root@127.0.0.1:1/app".to_owned(), "check host and port"),
+        (MariaDb::url_at("127.0.0.1:1"), "check host and port"),
     ] {
         let error = refused(&url).await;
         assert!(error.contains(part), "{url}: {error}");
@@ -88,7 +88,7 @@ async fn a_read_only_server_is_refused_and_the_next_host_is_used() {
     let (replica, primary) = (MariaDb::with(&["--read-only"]), MariaDb::start());
     let error = refused(&replica.url()).await;
     assert!(error.contains("read-only, probably a replica"), "{error}");
-    let both = format!("mysql://root@127.0.0.1:{},127.0.0.1:{}/app", replica.port(), primary.port());
+    let both = MariaDb::url_at(&format!("127.0.0.1:{},127.0.0.1:{}", replica.port(), primary.port()));
     let locks = Locks::connect(&both).await.unwrap();
     // As a replica has them.
     replica.sql(lockkeeper::backends::mysql::SCHEMA_SQL);

@@ -88,7 +88,7 @@ async fn a_connection_that_an_operator_ends_is_a_lost_hold() {
 async fn the_server_frees_the_lock_of_a_connection_without_probes() {
     let (server, faults) = (MariaDb::start(), Faults::default());
     let address = faults.proxy("vanishes", SocketAddr::from(([127, 0, 0, 1], server.port())));
-    let url = format!("mysql://root@{address}/app?lock=session&probe=200ms&timeout=1s");
+    let url = format!("{}?lock=session&probe=200ms&timeout=1s", MariaDb::url_at(&address.to_string()));
     let held = Locks::connect(&url).await.unwrap().mutex("vanishes").acquire().await.unwrap();
     faults.silence("vanishes");
     until("the loss", async || held.loss()).await;
@@ -118,7 +118,7 @@ async fn a_proxy_that_shares_connections_is_refused() {
             });
         }
     });
-    let url = format!("mysql://root@{proxy}/app");
+    let url = MariaDb::url_at(&proxy.to_string());
     let error = refused(&format!("{url}?lock=session&ssl-mode=disabled")).await;
     for part in ["ProxySQL", "MaxScale", "use `lock=row`"] {
         assert!(error.contains(part), "{error}");

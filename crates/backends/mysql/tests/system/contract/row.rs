@@ -66,7 +66,7 @@ impl Subject for Rows {
         let server = SocketAddr::from(([127, 0, 0, 1], self.server.port()));
         let proxies: Vec<_> =
             labels.iter().map(|label| self.faults.proxy(label, server).to_string()).collect();
-        let url = format!("mysql://root@{}/app?lock=row&connections=2{}", proxies.join(","), self.layout);
+        let url = format!("{}?lock=row&connections=2{}", MariaDb::url_at(&proxies.join(",")), self.layout);
         Locks::connect_as(&url, labels[0]).await.unwrap()
     }
 

@@ -27,7 +27,7 @@ impl Sessions {
     }
 
     fn url(addresses: &str) -> String {
-        format!("mysql://root@{addresses}/app?lock=session&probe=500ms&timeout=2s")
+        format!("{}?lock=session&probe=500ms&timeout=2s", MariaDb::url_at(addresses))
     }
 }
 
@@ -51,8 +51,8 @@ impl Subject for Sessions {
         Locks::connect_as(&Self::url(&self.address().to_string()), "operator").await.unwrap()
     }
 
-    /// By a break with `now`, which ends the connection that holds. The client's traffic is blocked before, so
-    /// that no message of the server reaches it.
+    /// By a break with `now`, which ends the connection that holds. The client's traffic is blocked before,
+    /// so that no message of the server reaches it.
     async fn take_away(&self, label: &str, name: &str) {
         self.faults.silence(label);
         let operator = self.operator().await;
