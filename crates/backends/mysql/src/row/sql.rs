@@ -26,19 +26,32 @@ macro_rules! floor {
     };
 }
 
-/// `(id, held, closed, label, meta, name, id, name, id)`, times in µs from now. The token is the last insert
-/// id. Matches nothing if the lock isn't free, another waiter comes first, or the request was finished
-/// before.
-pub(super) const ACQUIRE: &str = concat!(
-    "UPDATE lockkeeper_lease SET token = LAST_INSERT_ID(GREATEST(token + 1, ",
-    floor!(),
-    ")), id = ?, since = UTC_TIMESTAMP(6), held_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, \
-     shut_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, ended = 0, revoked = 0, reason = '', by_whom = '', \
-     label = ?, meta = ? \
-     WHERE name = ? AND shut_until <= UTC_TIMESTAMP(6) \
-     AND NOT EXISTS (SELECT 1 FROM lockkeeper_gone WHERE id = ? LOCK IN SHARE MODE) \
-     AND NOT EXISTS (SELECT 1 FROM lockkeeper_waiter w FORCE INDEX (by_name) WHERE w.name = ? AND w.expires > UTC_TIMESTAMP(6) \
-     AND w.ticket < COALESCE((SELECT m.ticket FROM lockkeeper_waiter m WHERE m.id = ?), 9223372036854775807))"
+/// A grant, if no waiter with this condition is live.
+macro_rules! acquire {
+    ($ahead:literal) => {
+        concat!(
+            "UPDATE lockkeeper_lease SET token = LAST_INSERT_ID(GREATEST(token + 1, ",
+            floor!(),
+            ")), id = ?, since = UTC_TIMESTAMP(6), held_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, \
+             shut_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, ended = 0, revoked = 0, reason = '', \
+             by_whom = '', label = ?, meta = ? WHERE name = ? AND shut_until <= UTC_TIMESTAMP(6) \
+             AND NOT EXISTS (SELECT 1 FROM lockkeeper_gone WHERE id = ? LOCK IN SHARE MODE) \
+             AND NOT EXISTS (SELECT 1 FROM lockkeeper_waiter w FORCE INDEX (by_name) \
+             WHERE w.name = ? AND w.expires > UTC_TIMESTAMP(6)",
+            $ahead,
+            ")"
+        )
+    };
+}
+
+/// `(id, held, closed, label, meta, name, id, name)`, times in µs from now. The token is the last insert id.
+/// Matches nothing if the lock isn't free, somebody waits, or the request was finished before.
+pub(super) const ACQUIRE_FIRST: &str = acquire!("");
+
+/// As [`ACQUIRE_FIRST`], for a request that may wait: only waiters before it count. One more parameter, the
+/// id.
+pub(super) const ACQUIRE: &str = acquire!(
+    " AND w.ticket < COALESCE((SELECT m.ticket FROM lockkeeper_waiter m WHERE m.id = ?), 9223372036854775807)"
 );
 
 /// `(name)`.

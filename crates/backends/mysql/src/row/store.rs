@@ -44,7 +44,7 @@ impl RowStore {
         // arrives late may do between the two.
         let mut sent = false;
         loop {
-            let params: Vec<Value> = vec![
+            let mut params: Vec<Value> = vec![
                 id.into(),
                 ttl.into(),
                 closes.into(),
@@ -53,9 +53,12 @@ impl RowStore {
                 name.into(),
                 id.into(),
                 name.into(),
-                id.into(),
             ];
-            let done = run(&mut call, "acquire", sql::ACQUIRE, params).await;
+            let statement = if attempt.first { sql::ACQUIRE_FIRST } else { sql::ACQUIRE };
+            if !attempt.first {
+                params.push(id.into());
+            }
+            let done = run(&mut call, "acquire", statement, params).await;
             let done = done.map_err(|failure| if sent { failure.in_doubt() } else { failure })?;
             sent = true;
             if done.matched > 0 {
