@@ -87,9 +87,12 @@ impl MariaDb {
     #[must_use]
     pub fn galera() -> [Self; 2] {
         let replication: [Port; 2] = std::array::from_fn(|_| Port::free());
+        // Where a node receives what it lacks; by default the next higher port, which may be in use.
+        let transfers: [Port; 2] = std::array::from_fn(|_| Port::free());
         let addresses = replication.each_ref().map(|port| format!("127.0.0.1:{}", port.number()));
         let node = |number: usize, known: &str| {
             let own = &addresses[number];
+            let transfer = transfers[number].number();
             Self::unstarted(&[
                 "--binlog-format=ROW",
                 "--innodb-autoinc-lock-mode=2",
@@ -99,7 +102,9 @@ impl MariaDb {
                 &format!("--wsrep-node-address={own}"),
                 &format!("--wsrep-node-name=node{number}"),
                 "--wsrep-sst-method=copied",
-                &format!("--wsrep-provider-options=gmcast.listen_addr=tcp://{own};gcache.size=8M"),
+                &format!(
+                    "--wsrep-provider-options=gmcast.listen_addr=tcp://{own};ist.recv_addr=127.0.0.1:{transfer};gcache.size=8M"
+                ),
             ])
         };
         let first = node(0, "").started();
