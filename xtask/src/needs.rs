@@ -15,8 +15,8 @@ use lockkeeper_rig::{
 use crate::TaskResult;
 use crate::foreign;
 use crate::packages::{
-    COMMAND, DYNAMODB, ETCD, EXAMPLE_BACKEND, EXAMPLES, FENCE, LAB, LIBRARY, MYSQL, NODE, OBJECT_STORE, POSTGRES, PYTHON,
-    REDIS, REDLOCK, RIG, ZOOKEEPER, is_for,
+    COMMAND, DYNAMODB, ETCD, EXAMPLE_BACKEND, EXAMPLES, FENCE, LAB, LIBRARY, MYSQL, NODE, OBJECT_STORE,
+    POSTGRES, PYTHON, REDIS, REDLOCK, RIG, ZOOKEEPER, is_for,
 };
 use crate::process::{cargo, is_installed, run};
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lockkeeper_backend::{Capabilities, LossCause};
-use lockkeeper_core::{LockName, Mode};
+use lockkeeper_core::LockName;
 
 use super::*;
 use crate::locks::Locks;

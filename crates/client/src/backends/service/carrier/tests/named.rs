@@ -1,7 +1,7 @@
 //! One rule per test, with a scripted peer.
 
 use lockkeeper_backend::{AcquireRequest, LossCause};
-use lockkeeper_core::{LockName, Mode, Seq};
+use lockkeeper_core::{LockName, Seq};
 use lockkeeper_wire::v1::client_item;
 
 use super::*;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_backend::{AcquireRequest, CallId, HoldChange};
-use lockkeeper_core::Mode;
 use lockkeeper_wire::v1::{self, server_item::What as Says};
 use proptest::prelude::*;
 
