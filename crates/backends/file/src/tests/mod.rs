@@ -10,7 +10,7 @@ use std::time::Duration;
 use lockkeeper_backend::{
     AcquireRequest, Answer, Backend, Call, CallError, Conn, Granted, Push, Spec, answer_to,
 };
-use lockkeeper_core::{End, LockName, Mode, Seq};
+use lockkeeper_core::{End, LockName, Seq};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::FileBackend;
