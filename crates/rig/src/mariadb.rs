@@ -83,7 +83,7 @@ impl MariaDb {
     /// Starts two nodes of a Galera cluster, each of which takes writes.
     ///
     /// The second one begins with a copy of the first one's data, so that no state is transferred, for which
-    /// MariaDB needs further programs; [`STATE_IS_COPIED`] tells it so.
+    /// MariaDB needs further programs; `STATE_IS_COPIED` tells it so.
     #[must_use]
     pub fn galera() -> [Self; 2] {
         let replication: [Port; 2] = std::array::from_fn(|_| Port::free());
