@@ -274,9 +274,9 @@ test("work is done once for each key", async () => {
 });
 
 test("errors say what was wrong, and what to do", async () => {
-  await assert.rejects(connect("mysql://localhost"), (error) => {
+  await assert.rejects(connect("cassandra://localhost"), (error) => {
     assert.ok(error instanceof lockkeeper.InvalidUrl && error instanceof lockkeeper.LockkeeperError);
-    return error.code === "INVALID_URL" && error.name === "InvalidUrl" && error.message.includes("mysql");
+    return error.code === "INVALID_URL" && error.name === "InvalidUrl" && error.message.includes("cassandra");
   });
   const locks = await connect(own);
   await assert.rejects(locks.mutex("a").acquire({ timeout: 1000 }), { name: "InvalidOption", option: "timeout" });

@@ -26,6 +26,7 @@ pub(crate) const SERVER_IDLE_S: u64 = 900;
 pub(crate) struct CallLane {
     pool: Pool<LaneConnector>,
     turns: Semaphore,
+    most: usize,
 }
 
 struct LaneConnector(MySqlConnector);
@@ -69,7 +70,8 @@ impl CallLane {
     /// At most `most` connections, opened on demand.
     pub(crate) fn new(connector: MySqlConnector, most: usize, lease_thread: &LeaseThread) -> Self {
         let limits = PoolLimits { shared_each: 0, total: most, idle: IDLE };
-        Self { pool: Pool::new(LaneConnector(connector), limits, lease_thread), turns: Semaphore::new(most) }
+        let pool = Pool::new(LaneConnector(connector), limits, lease_thread);
+        Self { pool, turns: Semaphore::new(most), most }
     }
 
     /// Opens the first connection.
@@ -102,6 +104,33 @@ impl CallLane {
         let (turn, used) = opened.map_err(|error| StatementFailure::Silent(CallError::refused(error)))?;
         let conn = used.lock().unwrap_or_else(PoisonError::into_inner).take();
         Ok(LaneCall { lane: self, used, conn, limit, until, _turn: turn })
+    }
+}
+
+impl CallLane {
+    /// Runs a statement that users wait for. A read whose connection turns out to be closed, for example by a
+    /// server that was restarted, is run again on another one; a change is not, since its first run may have
+    /// had its effect.
+    ///
+    /// # Errors
+    /// The error of the server, or there was no answer within `limit`.
+    pub(crate) async fn ask(
+        &self,
+        limit: Duration,
+        doing: &str,
+        sql: &str,
+        params: Vec<Value>,
+    ) -> Result<Done, StatementFailure> {
+        let until = Instant::now() + limit;
+        // Each run finds another closed connection, until one is opened.
+        for _ in 0..self.most {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.call(left).await?.run(doing, sql, params.clone()).await {
+                Err(StatementFailure::Silent(_)) if sql.starts_with("SELECT") && Instant::now() < until => {}
+                answer => return answer,
+            }
+        }
+        self.call(until.saturating_duration_since(Instant::now())).await?.run(doing, sql, params).await
     }
 }
 

@@ -37,10 +37,13 @@ impl Connect for NewConnections {
     type Connection = Connections;
 
     fn connect(&self) -> BoxFuture<'static, Result<Connections, BackendError>> {
-        let connector = HttpsConnectorBuilder::new().with_native_roots().map_err(|error| {
-            let what = format!("the system's trusted certificates can't be read: {error}");
-            BackendError::caused(BackendErrorKind::Operator, what, error)
-        });
+        // The program may contain several providers; then rustls has no default.
+        let provider = rustls::crypto::ring::default_provider();
+        let connector =
+            HttpsConnectorBuilder::new().with_provider_and_native_roots(provider).map_err(|error| {
+                let what = format!("the system's trusted certificates can't be read: {error}");
+                BackendError::caused(BackendErrorKind::Operator, what, error)
+            });
         let client = connector.map(|connector| {
             let connector = connector.https_or_http().enable_http1().build();
             Client::builder(TokioExecutor::new()).build(connector)

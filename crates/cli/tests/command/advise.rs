@@ -48,8 +48,8 @@ fn missing_and_unknown_answers_are_refused_with_the_known_ones() {
     advised("--harm cost", "")
         .is_one_line(exit::USAGE, &["What is the work?", "--tasks (queue, job, always)"]);
     advised("--harm some", "").is_one_line(exit::USAGE, &["--harm `some`", "nothing, cost, damage"]);
-    advised("--harm cost --tasks job", "mysql\n")
-        .is_one_line(exit::USAGE, &["--service `mysql`", "postgres, "]);
+    advised("--harm cost --tasks job", "cassandra\n")
+        .is_one_line(exit::USAGE, &["--service `cassandra`", "postgres, "]);
     advised("", "4\n").is_one_line(exit::USAGE, &["--harm `4`", "nothing, cost, damage"]);
     advised("--harm cost --tasks job --service host", "long\n").is_one_line(exit::USAGE, &["500ms, 5s, 10m"]);
     advised("--harm cost --tasks job --service host --runtime gc --takes 5", "")

@@ -6,6 +6,7 @@ CREATE TABLE IF NOT EXISTS lockkeeper_lease (
     held_until DATETIME(6)    NOT NULL DEFAULT '2000-01-01',
     shut_until DATETIME(6)    NOT NULL DEFAULT '2000-01-01',
     ended      TINYINT        NOT NULL DEFAULT 0,
+    contended  TINYINT        NOT NULL DEFAULT 0,
     revoked    TINYINT        NOT NULL DEFAULT 0,
     reason     VARBINARY(256) NOT NULL DEFAULT '',
     by_whom    VARBINARY(256) NOT NULL DEFAULT '',
@@ -24,5 +25,7 @@ CREATE TABLE IF NOT EXISTS lockkeeper_waiter (
 ) ENGINE = InnoDB;
 CREATE TABLE IF NOT EXISTS lockkeeper_gone (
     id      VARBINARY(100) NOT NULL PRIMARY KEY,
-    expires DATETIME(6)    NOT NULL
+    name    VARBINARY(512) NOT NULL,
+    expires DATETIME(6)    NOT NULL,
+    KEY by_name (name)
 ) ENGINE = InnoDB;

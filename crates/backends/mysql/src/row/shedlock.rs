@@ -220,8 +220,7 @@ impl ShedLockStore {
     }
 
     async fn ask(&self, doing: &str, sql: &str, params: Vec<Value>) -> Result<Done, BackendError> {
-        let mut call = self.calls.call(self.limit).await.map_err(|failure| explained(failure, doing))?;
-        call.run(doing, sql, params).await.map_err(|failure| explained(failure, doing))
+        self.calls.ask(self.limit, doing, sql, params).await.map_err(|failure| explained(failure, doing))
     }
 }
 

@@ -26,33 +26,31 @@ macro_rules! floor {
     };
 }
 
-/// A grant, if no waiter with this condition is live.
-macro_rules! acquire {
-    ($ahead:literal) => {
-        concat!(
-            "UPDATE lockkeeper_lease SET token = LAST_INSERT_ID(GREATEST(token + 1, ",
-            floor!(),
-            ")), id = ?, since = UTC_TIMESTAMP(6), held_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, \
-             shut_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, ended = 0, revoked = 0, reason = '', \
-             by_whom = '', label = ?, meta = ? WHERE name = ? AND shut_until <= UTC_TIMESTAMP(6) \
-             AND NOT EXISTS (SELECT 1 FROM lockkeeper_gone WHERE id = ? LOCK IN SHARE MODE) \
-             AND NOT EXISTS (SELECT 1 FROM lockkeeper_waiter w FORCE INDEX (by_name) \
-             WHERE w.name = ? AND w.expires > UTC_TIMESTAMP(6)",
-            $ahead,
-            ")"
-        )
-    };
-}
-
-/// `(id, held, closed, label, meta, name, id, name)`, times in µs from now. The token is the last insert id.
-/// Matches nothing if the lock isn't free, somebody waits, or the request was finished before.
-pub(super) const ACQUIRE_FIRST: &str = acquire!("");
-
-/// As [`ACQUIRE_FIRST`], for a request that may wait: only waiters before it count. One more parameter, the
-/// id.
-pub(super) const ACQUIRE: &str = acquire!(
-    " AND w.ticket < COALESCE((SELECT m.ticket FROM lockkeeper_waiter m WHERE m.id = ?), 9223372036854775807)"
+/// `(id, held, closed, label, meta, id, name, id, id)`, times in µs from now. The token is the last insert id.
+/// Matches nothing if the lock isn't free, another waiter comes first, or the request was finished before.
+///
+/// Waiters and marks of finished requests are looked for only if the row says that there may be some
+/// (`contended`), which costs an uncontended grant nothing. Whoever adds one sets the flag after it; a grant
+/// that finds none left clears the flag, while the row's lock keeps others from setting it.
+pub(super) const ACQUIRE: &str = concat!(
+    "UPDATE lockkeeper_lease SET token = LAST_INSERT_ID(GREATEST(token + 1, ",
+    floor!(),
+    ")), id = ?, since = UTC_TIMESTAMP(6), held_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, \
+     shut_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, ended = 0, revoked = 0, reason = '', by_whom = '', \
+     label = ?, meta = ?, contended = contended = 1 AND ( \
+     EXISTS (SELECT 1 FROM lockkeeper_waiter w FORCE INDEX (by_name) WHERE w.name = lockkeeper_lease.name AND w.id <> ?) \
+     OR EXISTS (SELECT 1 FROM lockkeeper_gone g FORCE INDEX (by_name) WHERE g.name = lockkeeper_lease.name)) \
+     WHERE name = ? AND shut_until <= UTC_TIMESTAMP(6) AND (contended = 0 OR ( \
+     NOT EXISTS (SELECT 1 FROM lockkeeper_gone g WHERE g.id = ? AND g.name = lockkeeper_lease.name LOCK IN SHARE MODE) \
+     AND NOT EXISTS (SELECT 1 FROM lockkeeper_waiter w FORCE INDEX (by_name) \
+     WHERE w.name = lockkeeper_lease.name AND w.expires > UTC_TIMESTAMP(6) \
+     AND w.ticket < COALESCE((SELECT m.ticket FROM lockkeeper_waiter m WHERE m.id = ?), 9223372036854775807))))"
 );
+
+/// `(name)`: a waiter or a mark of a finished request was added. Makes the row if there is none, which an
+/// attempt that arrives late would find otherwise once somebody else has made it.
+pub(super) const CONTENDED: &str =
+    "INSERT INTO lockkeeper_lease (name, contended) VALUES (?, 1) ON DUPLICATE KEY UPDATE contended = 1";
 
 /// `(name)`.
 pub(super) const CREATE: &str = "INSERT IGNORE INTO lockkeeper_lease (name) VALUES (?)";
@@ -66,8 +64,8 @@ pub(super) const BLOCKED: &str = "SELECT l.id, l.token, l.label, l.held_until > 
      AND w.ticket < COALESCE((SELECT m.ticket FROM lockkeeper_waiter m WHERE m.id = ?), 9223372036854775807)), \
      (SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(w.expires)) FROM lockkeeper_waiter w \
      WHERE w.name = l.name AND w.expires > UTC_TIMESTAMP(6) \
-     AND w.ticket < COALESCE((SELECT m.ticket FROM lockkeeper_waiter m WHERE m.id = ?), 9223372036854775807)) \
-     FROM lockkeeper_lease l WHERE l.name = ? FOR UPDATE";
+     AND w.ticket < COALESCE((SELECT m.ticket FROM lockkeeper_waiter m WHERE m.id = ?), 9223372036854775807)), \
+     l.contended FROM lockkeeper_lease l WHERE l.name = ? FOR UPDATE";
 
 /// `(name, id, ttl, label, meta, id, ttl)`.
 pub(super) const WAIT: &str = "INSERT INTO lockkeeper_waiter (name, id, expires, label, meta) \
@@ -78,9 +76,9 @@ pub(super) const WAIT: &str = "INSERT INTO lockkeeper_waiter (name, id, expires,
 /// `(id)`.
 pub(super) const LEAVE: &str = "DELETE FROM lockkeeper_waiter WHERE id = ?";
 
-/// `(id, for, for)`: a mark of a finished request, kept for this time.
-pub(super) const MARK_GONE: &str = "INSERT INTO lockkeeper_gone (id, expires) \
-     VALUES (?, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND) \
+/// `(id, name, for, for)`: a mark of a finished request, kept for this time.
+pub(super) const MARK_GONE: &str = "INSERT INTO lockkeeper_gone (id, name, expires) \
+     VALUES (?, ?, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND) \
      ON DUPLICATE KEY UPDATE expires = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND";
 
 /// `(keep, keep, name, id)`: the last insert id is 1 for a release, 2 for the end of a broken hold.
@@ -158,6 +156,8 @@ pub(super) struct Blocked {
     pub(super) ahead: u64,
     /// Until the first of the waiters ahead expires.
     pub(super) ahead_left: Option<Duration>,
+    /// Whether the lock's row says that somebody may wait.
+    pub(super) contended: bool,
 }
 
 impl Blocked {
@@ -174,6 +174,7 @@ impl Blocked {
             waits: column(row, 6)?,
             ahead: column(row, 7)?,
             ahead_left: ahead_left.map(micros),
+            contended: column(row, 9)?,
         })
     }
 }

@@ -44,21 +44,18 @@ impl RowStore {
         // arrives late may do between the two.
         let mut sent = false;
         loop {
-            let mut params: Vec<Value> = vec![
+            let params: Vec<Value> = vec![
                 id.into(),
                 ttl.into(),
                 closes.into(),
                 attempt.label.as_bytes().to_vec().into(),
                 attempt.meta.to_vec().into(),
-                name.into(),
                 id.into(),
                 name.into(),
+                id.into(),
+                id.into(),
             ];
-            let statement = if attempt.first { sql::ACQUIRE_FIRST } else { sql::ACQUIRE };
-            if !attempt.first {
-                params.push(id.into());
-            }
-            let done = run(&mut call, "acquire", statement, params).await;
+            let done = run(&mut call, "acquire", sql::ACQUIRE, params).await;
             let done = done.map_err(|failure| if sent { failure.in_doubt() } else { failure })?;
             sent = true;
             if done.matched > 0 {
@@ -90,7 +87,7 @@ impl RowStore {
         blocked: Blocked,
     ) -> Result<Tried, StatementFailure> {
         let entry = &attempt.entry;
-        let Blocked { ahead, left, ahead_left, .. } = blocked;
+        let Blocked { ahead, left, ahead_left, contended, .. } = blocked;
         if blocked.is_gone || !attempt.wait {
             let holder = blocked.held.then_some(blocked.label);
             return Ok(Tried::Busy(Busy { holder, queued_ahead: ahead }));
@@ -110,6 +107,10 @@ impl RowStore {
                 ttl.into(),
             ];
             run(call, "wait", sql::WAIT, params).await.map_err(StatementFailure::in_doubt)?;
+        }
+        if !contended {
+            let params = vec![entry.name.as_str().into()];
+            run(call, "wait", sql::CONTENDED, params).await.map_err(StatementFailure::in_doubt)?;
         }
         Ok(Tried::Waits { ahead, again: again(entry.ttl, ahead, left.or(ahead_left)) })
     }
@@ -131,8 +132,12 @@ impl RowStore {
         let mut sent = false;
         if doubt {
             let kept = (2 * us(entry.ttl)).max(GONE_MS * 1000);
-            run(&mut call, "finish", sql::MARK_GONE, vec![id.into(), kept.into(), kept.into()]).await?;
+            let params = vec![id.into(), name.into(), kept.into(), kept.into()];
+            run(&mut call, "finish", sql::MARK_GONE, params).await?;
             sent = true;
+            // An attempt that arrives before this is released below.
+            let flagged = run(&mut call, "finish", sql::CONTENDED, vec![name.into()]).await;
+            flagged.map_err(StatementFailure::in_doubt)?;
         }
         let params: Vec<Value> = vec![keep.into(), keep.into(), name.into(), id.into()];
         let done = run(&mut call, "release", sql::RELEASE, params).await;
@@ -165,21 +170,26 @@ impl RowStore {
         }
     }
 
-    /// Runs a read or a break once, without retry: its result is useless after the limit.
+    /// Runs a read or a break.
     pub(super) async fn ask(&self, doing: &str, sql: &str, params: Vec<Value>) -> Result<Done, BackendError> {
-        let mut call = self.calls.call(self.limit).await.map_err(|failure| explained(failure, doing))?;
-        run(&mut call, doing, sql, params).await.map_err(|failure| explained(failure, doing))
+        let answer = self.calls.ask(self.limit, doing, sql, params).await;
+        with_remedy(answer).map_err(|failure| explained(failure, doing))
     }
 }
 
-/// Runs a statement. If the tables are missing, the error says how to make them.
+/// Runs a statement.
 pub(super) async fn run(
     call: &mut LaneCall<'_>,
     doing: &str,
     sql: &str,
     params: Vec<Value>,
 ) -> Result<Done, StatementFailure> {
-    match call.run(doing, sql, params).await {
+    with_remedy(call.run(doing, sql, params).await)
+}
+
+/// If the tables are missing, the error says how to make them.
+fn with_remedy(answer: Result<Done, StatementFailure>) -> Result<Done, StatementFailure> {
+    match answer {
         Err(StatementFailure::Refused(error)) if error.message.contains(&format!("(error {NO_TABLE})")) => {
             let what = format!(
                 "{error}: connect anew, which makes the tables, or make them by\n{}",

@@ -63,7 +63,9 @@ async fn try_sweep(store: &RowStore, from: &mut Vec<u8>) -> Result<(), BackendEr
     }
     // After the end, the next look begins at the first name.
     *from = if locks.rows.len() < READ { Vec::new() } else { last };
-    let condition = "AND shut_until < UTC_TIMESTAMP(6) - INTERVAL 1 DAY";
+    // A row must outlive the marks of its requests.
+    let condition = "AND shut_until < UTC_TIMESTAMP(6) - INTERVAL 1 DAY \
+                     AND NOT EXISTS (SELECT 1 FROM lockkeeper_gone g WHERE g.name = lockkeeper_lease.name)";
     delete(store, "lockkeeper_lease", "name", unused, condition).await?;
     for (table, select) in [("lockkeeper_waiter", WAITERS), ("lockkeeper_gone", MARKS)] {
         let found = store.ask("sweep", select, Vec::new()).await?;

@@ -20,8 +20,7 @@ const WAITERS: &str = "SELECT INFO FROM information_schema.PROCESSLIST WHERE INF
 impl SessionShared {
     /// Runs a statement once, on a connection that holds nothing.
     pub(super) async fn ask(&self, doing: &str, sql: &str, params: Vec<Value>) -> Result<Done, BackendError> {
-        let mut call = self.queries.call(self.timeout).await.map_err(|failure| explained(failure, doing))?;
-        call.run(doing, sql, params).await.map_err(|failure| explained(failure, doing))
+        self.queries.ask(self.timeout, doing, sql, params).await.map_err(|failure| explained(failure, doing))
     }
 }
 

@@ -4,6 +4,7 @@ use lockkeeper::Locks;
 use lockkeeper_contract::{start_waiting, until};
 use lockkeeper_rig::MariaDb;
 
+use crate::contract::SESSION_SCHEMA_SQL;
 use crate::{SECOND, client, refused};
 
 /// Limits that would end each wait and each idle connection.
@@ -29,6 +30,26 @@ async fn low_limits_of_the_server_end_no_hold_and_no_wait() {
     }
     let findings = format!("{:?}", client(&server, "lock=session").await.findings().await.unwrap());
     assert!(findings.contains("max_statement_time=0.5") && findings.contains("wait_timeout=1"), "{findings}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_is_run_again_if_the_server_has_closed_its_connection() {
+    let server = MariaDb::start();
+    server.sql(SESSION_SCHEMA_SQL);
+    for parameters in ["lock=row", "lock=session"] {
+        let locks = client(&server, parameters).await;
+        // Two connections.
+        let (a, b) = tokio::join!(locks.inspect("a"), locks.inspect("b"));
+        assert!(a.is_ok() && b.is_ok(), "{parameters}");
+        let idle = "SELECT id FROM information_schema.PROCESSLIST WHERE COMMAND = 'Sleep'";
+        for id in server.sql(idle).lines() {
+            // It may have ended by itself.
+            let _ = server.try_sql(&format!("KILL {id}"));
+        }
+        for name in ["a", "b", "c"] {
+            assert_eq!(locks.inspect(name).await.unwrap().hold_count, 0, "{parameters}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
