@@ -97,8 +97,9 @@ async fn a_killed_server_loses_no_grant_under_64_clients() {
         .map(|number| {
             let (inside, last, sections, stop) =
                 (inside.clone(), last.clone(), sections.clone(), stop.clone());
-            let lock = locks.mutex("one");
-            let own = locks.mutex(&*format!("own/{number}"));
+            // Short: a grant whose answer is lost with the server keeps the others waiting.
+            let lock = locks.mutex("one").ttl(5 * SECOND);
+            let own = locks.mutex(&*format!("own/{number}")).ttl(5 * SECOND);
             tokio::spawn(async move {
                 while !stop.load(Ordering::SeqCst) {
                     match own.acquire().await {
