@@ -26,8 +26,9 @@ macro_rules! floor {
     };
 }
 
-/// `(id, held, closed, label, meta, id, name, id, id)`, times in µs from now. The token is the last insert id.
-/// Matches nothing if the lock isn't free, another waiter comes first, or the request was finished before.
+/// `(id, held, closed, label, meta, id, name, id, id)`, times in µs from now. The token is the last insert
+/// id. Matches nothing if the lock isn't free, another waiter comes first, or the request was finished
+/// before.
 ///
 /// Waiters and marks of finished requests are looked for only if the row says that there may be some
 /// (`contended`), which costs an uncontended grant nothing. Whoever adds one sets the flag after it; a grant
