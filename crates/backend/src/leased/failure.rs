@@ -1,5 +1,6 @@
 //! Why a call to a lock service has no usable answer.
 
+use super::store::Tried;
 use crate::call::CallError;
 use crate::error::{BackendError, BackendErrorKind};
 
@@ -38,6 +39,19 @@ impl<A> StoreFailure<A> {
         match self {
             Self::Silent(error) => Self::Silent(CallError { sent: false, ..error }),
             failure => failure,
+        }
+    }
+
+    /// The failure of an attempt. A refusal is the attempt's result; after an unhandled answer it is unknown
+    /// what the attempt has done.
+    ///
+    /// # Errors
+    /// There is no answer.
+    pub fn of_attempt(self) -> Result<Tried, CallError> {
+        match self {
+            Self::Silent(error) => Err(error),
+            Self::Answered(_) => Err(CallError::IN_DOUBT),
+            Self::Refused(error) => Ok(Tried::Refused(error)),
         }
     }
 

@@ -34,12 +34,7 @@ impl Store for DynamoStore {
             if let Some(error) = refused_name(&attempt.entry.name) {
                 return Ok(Tried::Refused(error));
             }
-            match self.try_hold(&attempt).await {
-                Ok(tried) => Ok(tried),
-                Err(DynamoFailure::Silent(error)) => Err(error),
-                Err(DynamoFailure::Answered(_)) => Err(CallError::IN_DOUBT),
-                Err(DynamoFailure::Refused(error)) => Ok(Tried::Refused(error)),
-            }
+            self.try_hold(&attempt).await.or_else(DynamoFailure::of_attempt)
         })
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use lockkeeper_backend::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
 use lockkeeper_backend::{BackendError, BackendErrorKind, BoxFuture, CallError};
+use lockkeeper_core::LockName;
 use mysql_async::prelude::{FromValue, Queryable};
 use mysql_async::{Conn, Error, Row, Value};
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -123,14 +124,18 @@ impl CallLane {
     ) -> Result<Done, StatementFailure> {
         let until = Instant::now() + limit;
         // Each run finds another closed connection, until one is opened.
-        for _ in 0..self.most {
+        let mut again = self.most;
+        loop {
             let left = until.saturating_duration_since(Instant::now());
             match self.call(left).await?.run(doing, sql, params.clone()).await {
-                Err(StatementFailure::Silent(_)) if sql.starts_with("SELECT") && Instant::now() < until => {}
+                Err(StatementFailure::Silent(_))
+                    if again > 0 && sql.starts_with("SELECT") && Instant::now() < until =>
+                {
+                    again -= 1;
+                }
                 answer => return answer,
             }
         }
-        self.call(until.saturating_duration_since(Instant::now())).await?.run(doing, sql, params).await
     }
 }
 
@@ -202,4 +207,22 @@ pub(crate) fn column<T: FromValue>(row: &Row, at: usize) -> Result<T, BackendErr
 /// Question marks for a list of values.
 pub(crate) fn marks(count: usize) -> String {
     vec!["?"; count].join(", ")
+}
+
+/// A condition on the column `name`, with its parameters: one name, or also those below it, or all.
+pub(crate) fn names(prefix: Option<&LockName>, below: bool) -> (&'static str, Vec<Value>) {
+    match prefix {
+        None => ("1 = 1", Vec::new()),
+        Some(name) if !below => ("name = ?", vec![name.as_str().into()]),
+        Some(name) => (
+            "(name = ? OR name > ? AND name < ?)",
+            // `0` follows `/`.
+            vec![name.as_str().into(), format!("{name}/").into(), format!("{name}0").into()],
+        ),
+    }
+}
+
+/// A text column: bytes of any client.
+pub(crate) fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -184,14 +184,7 @@ fn shown(held: &LockInfoJson) -> String {
 
 impl Store for TerraformLocks {
     fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
-        Box::pin(async move {
-            match self.try_hold(&attempt).await {
-                Ok(tried) => Ok(tried),
-                Err(ObjectFailure::Silent(error)) => Err(error),
-                Err(ObjectFailure::Answered(_)) => Err(CallError::IN_DOUBT),
-                Err(ObjectFailure::Refused(error)) => Ok(Tried::Refused(error)),
-            }
-        })
+        Box::pin(async move { self.try_hold(&attempt).await.or_else(ObjectFailure::of_attempt) })
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {

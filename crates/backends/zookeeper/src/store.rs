@@ -40,14 +40,7 @@ pub(super) struct ZooKeeperStore {
 
 impl Store for ZooKeeperStore {
     fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
-        Box::pin(async move {
-            match self.try_hold(&attempt).await {
-                Ok(tried) => Ok(tried),
-                Err(ZooKeeperFailure::Silent(error)) => Err(error),
-                Err(ZooKeeperFailure::Answered(_)) => Err(CallError::IN_DOUBT),
-                Err(ZooKeeperFailure::Refused(error)) => Ok(Tried::Refused(error)),
-            }
-        })
+        Box::pin(async move { self.try_hold(&attempt).await.or_else(ZooKeeperFailure::of_attempt) })
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {

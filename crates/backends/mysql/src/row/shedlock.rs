@@ -20,7 +20,7 @@ use lockkeeper_core::{End, LockName, ModeKind};
 use mysql_async::Value;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::store::{again, tried, us};
+use super::store::{again, us};
 use super::{CONNECTIONS, CONNECTIONS_MOST, RENEWALS};
 use crate::IO;
 use crate::answer::{StatementFailure, explained};
@@ -226,7 +226,7 @@ impl ShedLockStore {
 
 impl Store for ShedLockStore {
     fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
-        Box::pin(async move { tried(self.try_to_hold(&attempt).await) })
+        Box::pin(async move { self.try_to_hold(&attempt).await.or_else(StatementFailure::of_attempt) })
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {

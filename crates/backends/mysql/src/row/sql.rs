@@ -16,7 +16,7 @@ use lockkeeper_backend::{BackendError, HolderInfo, HolderState, LockInfo, Waiter
 use lockkeeper_core::{LockName, ModeKind, Token};
 use mysql_async::Row;
 
-use crate::lane::column;
+use crate::lane::{column, names, text};
 
 /// An expression: what a token is at least (P2), microseconds since 2026-01-01 UTC. So tokens rise also after
 /// a lock's row was deleted, as long as the server's clock is not set back.
@@ -31,8 +31,8 @@ macro_rules! floor {
 /// before.
 ///
 /// Waiters and marks of finished requests are looked for only if the row says that there may be some
-/// (`contended`), which costs an uncontended grant nothing. Whoever adds one sets the flag after it; a grant
-/// that finds none left clears the flag, while the row's lock keeps others from setting it.
+/// (`contended`), which costs an uncontended grant nothing. A client sets the flag after it has added one;
+/// a grant that finds none left clears the flag, while the row's lock keeps others from setting it.
 pub(super) const ACQUIRE: &str = concat!(
     "UPDATE lockkeeper_lease SET token = LAST_INSERT_ID(GREATEST(token + 1, ",
     floor!(),
@@ -48,8 +48,8 @@ pub(super) const ACQUIRE: &str = concat!(
      AND w.ticket < COALESCE((SELECT m.ticket FROM lockkeeper_waiter m WHERE m.id = ?), 9223372036854775807))))"
 );
 
-/// `(name)`: a waiter or a mark of a finished request was added. Makes the row if there is none, which an
-/// attempt that arrives late would find otherwise once somebody else has made it.
+/// `(name)`: a waiter or a mark of a finished request was added. Makes the row if there is none, so that a
+/// late attempt of the finished request meets the flag whoever would have made the row.
 pub(super) const CONTENDED: &str =
     "INSERT INTO lockkeeper_lease (name, contended) VALUES (?, 1) ON DUPLICATE KEY UPDATE contended = 1";
 
@@ -107,19 +107,6 @@ pub(super) const CURRENT: &str = "SELECT token, held_until > UTC_TIMESTAMP(6), s
      FROM lockkeeper_lease WHERE name = ? FOR UPDATE";
 
 pub(super) const FLOOR: &str = concat!("SELECT ", floor!());
-
-/// The condition on names: exactly one, or also those below it, or all.
-fn names(prefix: Option<&LockName>, below: bool) -> (&'static str, Vec<mysql_async::Value>) {
-    match prefix {
-        None => ("1 = 1", Vec::new()),
-        Some(name) if !below => ("name = ?", vec![name.as_str().into()]),
-        Some(name) => (
-            "(name = ? OR name > ? AND name < ?)",
-            // `0` follows `/`.
-            vec![name.as_str().into(), format!("{name}/").into(), format!("{name}0").into()],
-        ),
-    }
-}
 
 /// The holds of these names: [`add_holds`].
 pub(super) fn holds(prefix: Option<&LockName>, below: bool) -> (String, Vec<mysql_async::Value>) {
@@ -237,8 +224,4 @@ pub(super) fn token(value: i64) -> Option<Token> {
 
 pub(super) fn micros(us: i64) -> Duration {
     Duration::from_micros(u64::try_from(us).unwrap_or(0))
-}
-
-fn text(bytes: Vec<u8>) -> String {
-    String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -274,7 +274,7 @@ async fn renew(call: &mut LaneCall<'_>, entries: &[Arc<Entry>]) -> Result<Vec<Re
 
 impl Store for RowStore {
     fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
-        Box::pin(async move { tried(self.try_to_hold(&attempt).await) })
+        Box::pin(async move { self.try_to_hold(&attempt).await.or_else(StatementFailure::of_attempt) })
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
@@ -287,15 +287,6 @@ impl Store for RowStore {
 
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
         Box::pin(async move { self.end(&entry, doubt).await.map_err(StatementFailure::of_repeated) })
-    }
-}
-
-/// The result of an attempt for its session.
-pub(super) fn tried(tried: Result<Tried, StatementFailure>) -> Result<Tried, CallError> {
-    match tried {
-        Ok(tried) => Ok(tried),
-        Err(StatementFailure::Silent(error)) => Err(error),
-        Err(StatementFailure::Refused(error)) => Ok(Tried::Refused(error)),
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 use super::SessionShared;
 use super::held::literal;
 use crate::answer::explained;
-use crate::lane::{Done, column};
+use crate::lane::{Done, column, names, text};
 
 /// Whether the row's connection holds the row's lock.
 const IS_LIVE: &str = "COALESCE(IS_USED_LOCK(CONVERT(lock_key USING utf8mb4)) = connection, 0)";
@@ -62,15 +62,7 @@ pub(super) async fn look(
     prefix: Option<&LockName>,
     below: bool,
 ) -> Result<Vec<LockInfo>, BackendError> {
-    let (condition, params): (_, Vec<Value>) = match prefix {
-        None => ("1 = 1", Vec::new()),
-        Some(name) if !below => ("name = ?", vec![name.as_str().into()]),
-        Some(name) => (
-            "(name = ? OR name > ? AND name < ?)",
-            // `0` follows `/`.
-            vec![name.as_str().into(), format!("{name}/").into(), format!("{name}0").into()],
-        ),
-    };
+    let (condition, params) = names(prefix, below);
     let sql = format!(
         "SELECT name, token, label, meta, TIMESTAMPDIFF(MICROSECOND, since, UTC_TIMESTAMP(6)), revoked \
          FROM lockkeeper_session WHERE {condition} AND {IS_LIVE} ORDER BY name"
@@ -179,8 +171,4 @@ pub(super) async fn break_hold(shared: &SessionShared, order: &BreakOrder) -> Re
         shared.ask("break a hold", sql, vec![name.as_str().into(), token.into()]).await?;
     }
     Ok(Broken::Done)
-}
-
-fn text(bytes: Vec<u8>) -> String {
-    String::from_utf8_lossy(&bytes).into_owned()
 }
