@@ -359,11 +359,11 @@ impl FileSession {
         }
         let holds_are_there = |request: &Arc<FileRequest>| {
             let progress = request.progress();
-            progress
-                .parts
-                .iter()
-                .zip(&request.names)
-                .all(|(part, name)| part.hold_is_there(&self.store, name))
+            // The files of a request that is being ended may be gone: given back, and removed by the process
+            // that used the lock next.
+            request.is_over()
+                || (progress.parts.iter().zip(&request.names))
+                    .all(|(part, name)| part.hold_is_there(&self.store, name))
         };
         if !self.store.is_current() || !self.file.is_there() || !self.requests().iter().all(holds_are_there) {
             self.lose();
@@ -405,5 +405,34 @@ async fn listen(session: Weak<FileSession>, pipe: AsyncFd<OwnedFd>) {
         if session.is_gone() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{config, request};
+    use super::*;
+
+    /// The release of a hold has given its flock back, the next holder has removed the files, and the
+    /// periodic check comes before the release is done.
+    #[tokio::test]
+    async fn check_during_a_release_does_not_lose_the_session() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(FileStore::open(&config(&dir.path().join("locks")), 0).unwrap());
+        let (pushes, mut pushed) = tokio::sync::mpsc::unbounded_channel();
+        let session = FileSession::open(Arc::clone(&store), Duration::ZERO, "a".into(), pushes).unwrap();
+        let held = session.register(Seq(1), Arc::new(request("x"))).unwrap();
+        super::super::acquire::acquire(&session, &held).await.unwrap();
+        let file = store.path.join("locks").join(file_of_hold(&stem(&held.names[0]), None));
+        assert!(session.check() && file.exists());
+        session.finishing(Seq(2), Seq(1)).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        assert!(session.check() && pushed.try_recv().is_err(), "the session is lost");
+
+        let other = session.register(Seq(3), Arc::new(request("y"))).unwrap();
+        super::super::acquire::acquire(&session, &other).await.unwrap();
+        std::fs::remove_file(store.path.join("locks").join(file_of_hold(&stem(&other.names[0]), None)))
+            .unwrap();
+        assert!(!session.check() && matches!(pushed.try_recv(), Ok(Push::Lost(LossCause::Disconnected))));
     }
 }

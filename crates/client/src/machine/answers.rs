@@ -31,7 +31,7 @@ impl Machine {
                     // The Finish's answer settles the acquire too, whether or not the acquire was answered
                     // (R4).
                     self.unanswered.remove(&finishing.target);
-                    finishing.tell(answer, out);
+                    finishing.tell(released_by(&answer), out);
                 }
             }
             CallKind::Settle { seq, target, .. } => {
@@ -249,7 +249,7 @@ impl Machine {
         self.next_seq = 1;
         self.unfinished.clear();
         for finishing in std::mem::take(&mut self.finishing).into_values() {
-            finishing.tell(Answer::SessionGone, out);
+            finishing.tell(Releasing::AlreadyLost(cause), out);
         }
         self.requests.retain(|&key, request| {
             if let AcquireStage::Held(hold) = &mut request.stage {
@@ -278,21 +278,23 @@ fn cause_of(end: End) -> LossCause {
     }
 }
 
+/// How a `Finish` with this answer released its hold.
+fn released_by(answer: &Answer) -> Releasing {
+    match answer {
+        Answer::Finished(End::Released) => Releasing::Released,
+        Answer::Finished(end) => Releasing::AlreadyLost(cause_of(*end)),
+        _ => Releasing::AlreadyLost(LossCause::Expired),
+    }
+}
+
 impl Finishing {
-    fn tell(self, answer: Answer, out: &mut Vec<Output>) {
+    /// Tells the caller that waits, if any, how its hold was released.
+    fn tell(self, how: Releasing, out: &mut Vec<Output>) {
         let Some((key, outcome)) = self.waiting else { return };
         out.push(match outcome {
             FinishReply::TimedOut => Output::NotAcquired { key, why: NotAcquired::TimedOut },
             FinishReply::Unserved => Output::NotAcquired { key, why: NotAcquired::Unreachable },
-            FinishReply::Release => Output::Released {
-                key,
-                how: match answer {
-                    Answer::Finished(End::Released) => Releasing::Released,
-                    Answer::Finished(end) => Releasing::AlreadyLost(cause_of(end)),
-                    Answer::SessionGone => Releasing::AlreadyLost(LossCause::SessionEnded),
-                    _ => Releasing::AlreadyLost(LossCause::Expired),
-                },
-            },
+            FinishReply::Release => Output::Released { key, how },
         });
     }
 }

@@ -23,7 +23,7 @@ fn spec(lock_delay: Duration) -> Spec {
     Spec { ttl: None, lock_delay, linger: Duration::ZERO, renew: true }
 }
 
-fn config(path: &std::path::Path) -> Config {
+pub(super) fn config(path: &std::path::Path) -> Config {
     Config {
         path: path.to_owned(),
         tokens_above: None,
@@ -36,7 +36,7 @@ fn name(text: &str) -> LockName {
     LockName::parse(text).unwrap()
 }
 
-fn request(name: &str) -> AcquireRequest {
+pub(super) fn request(name: &str) -> AcquireRequest {
     request_all(&[name])
 }
 
