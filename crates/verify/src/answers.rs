@@ -4,22 +4,23 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use lockkeeper_history::{Line, Mode, TokenAnswer};
+use lockkeeper_history::{Line, TokenAnswer};
 
 use crate::clock::Time;
 use crate::holds::{Hold, LockState, excerpt};
 use crate::report::{Kind, Violation};
 
-/// How many answers a lock remembers for holds that have not ended yet.
-const KEPT: usize = 256;
+/// How many answers of each kind a lock remembers.
+const KEPT: usize = 64;
 
-/// What was denied of holds that may still turn out to have been there all the time.
+/// What was said of holds that may not be known yet, or not have ended.
 #[derive(Default)]
 pub(crate) struct Answers {
     denied: VecDeque<Denied>,
+    current: VecDeque<Current>,
 }
 
-/// An answer that says of all tokens but these: nobody holds the lock with them.
+/// An answer that says of some tokens: nobody holds the lock with them.
 struct Denied {
     asked: Time,
     at: Time,
@@ -32,6 +33,13 @@ enum Tokens {
     AllBut(Vec<u64>),
 }
 
+/// An answer that says of a token: it is that of a hold.
+struct Current {
+    token: u64,
+    asked: Time,
+    at: Time,
+}
+
 impl Denied {
     fn denies(&self, token: u64) -> bool {
         match &self.what {
@@ -40,25 +48,33 @@ impl Denied {
         }
     }
 
-    fn contradicts(&self, hold: &Hold) -> bool {
-        let covers = hold.from < self.asked && hold.until.is_some_and(|until| self.at < until);
+    /// Whether a hold that lasted until `until` was there all the time.
+    fn contradicts(&self, hold: &Hold, until: Time) -> bool {
+        let covers = hold.from < self.asked && self.at < until;
         covers && hold.token.is_some_and(|token| self.denies(token))
     }
 }
 
 impl Answers {
-    /// A hold has ended, so it is known how long it was held.
-    pub(crate) fn ended(&self, hold: &Hold, lock: &str, found: &mut Vec<Violation>) {
-        for denied in self.denied.iter().filter(|denied| denied.contradicts(hold)) {
+    /// A hold was certainly held until `until`.
+    pub(crate) fn held_until(&self, hold: &Hold, until: Time, lock: &str, found: &mut Vec<Violation>) {
+        let of_it = self.current.iter().filter(|current| Some(current.token) == hold.token);
+        let until = of_it.map(|current| current.asked).fold(until, Time::max);
+        for denied in self.denied.iter().filter(|denied| denied.contradicts(hold, until)) {
             found.push(contradiction(hold, denied, lock));
         }
     }
 
-    fn keep(&mut self, denied: Denied) {
-        self.denied.push_back(denied);
-        if self.denied.len() > KEPT {
-            self.denied.pop_front();
-        }
+    /// The earliest moment by which the service had said that a token is that of a hold.
+    pub(crate) fn current_by(&self, token: u64) -> Option<Time> {
+        self.current.iter().filter(|current| current.token == token).map(|current| current.at).min()
+    }
+}
+
+fn push_bounded<T>(queue: &mut VecDeque<T>, value: T) {
+    queue.push_back(value);
+    if queue.len() > KEPT {
+        queue.pop_front();
     }
 }
 
@@ -82,8 +98,12 @@ impl LockState {
         found: &mut Vec<Violation>,
     ) {
         match answer {
-            TokenAnswer::Current => self.said_current(lock, token, asked, line, found),
-            TokenAnswer::NotCurrent => self.said_denied(lock, Tokens::One(token), (asked, at), line, found),
+            TokenAnswer::Current => self.said_current(lock, token, (asked, at), line, found),
+            TokenAnswer::NotCurrent => {
+                // The service has issued it, to this lock or to another one.
+                self.order.issued(at, token, line);
+                self.said_denied(lock, Tokens::One(token), (asked, at), line, found);
+            }
             TokenAnswer::NeverIssued => {
                 if let Some((highest, before)) = self.order.highest_before(asked)
                     && *highest >= token
@@ -106,27 +126,35 @@ impl LockState {
         found: &mut Vec<Violation>,
     ) {
         for &token in tokens {
-            self.said_current(lock, token, asked, line, found);
+            self.said_current(lock, token, (asked, at), line, found);
         }
         self.said_denied(lock, Tokens::AllBut(tokens.to_vec()), (asked, at), line, found);
     }
 
     fn said_current(
-        &self,
+        &mut self,
         lock: &str,
         token: u64,
-        asked: Time,
+        (asked, at): (Time, Time),
         line: &Arc<Line>,
         found: &mut Vec<Violation>,
     ) {
-        let Some(hold) = self.of_token(token) else { return };
-        let exclusive = hold.mode == Mode::Exclusive;
-        let Some((highest, later)) = self.order.highest_before(asked) else { return };
-        if exclusive && *highest > token {
-            let text = format!("token {token} of `{lock}` was said to be held, after a grant with {highest}");
-            let lines = excerpt([&hold.granted, later, line].into_iter());
-            found.push(Violation { kind: Kind::Answer, text, lines });
+        // It was held at some moment of the call: granted before the end, and not ended before the beginning.
+        if let Some(hold) = self.of_token(token) {
+            hold.from = hold.from.min(at);
         }
+        push_bounded(&mut self.answers.current, Current { token, asked, at });
+        let Some(hold) = self.holds().find(|hold| hold.token == Some(token)) else {
+            self.order.issued(at, token, line);
+            return self.held(token, at, line, lock, found);
+        };
+        if let Some(Violation { text, mut lines, .. }) = self.lasted(hold, asked, lock) {
+            lines.push((**line).clone());
+            found.push(Violation { kind: Kind::Answer, text: format!("{text}, as the service says"), lines });
+        }
+        self.answers.held_until(hold, asked, lock, found);
+        self.order.issued(at, token, line);
+        self.held(token, at, line, lock, found);
     }
 
     fn said_denied(
@@ -138,11 +166,14 @@ impl LockState {
         found: &mut Vec<Violation>,
     ) {
         let denied = Denied { asked, at, what, line: Arc::clone(line) };
-        if let Some(hold) = self.ended_holds().find(|hold| denied.contradicts(hold)) {
+        let contradicts = |hold: &&Hold| {
+            let said = self.answers.current.iter().filter(|current| Some(current.token) == hold.token);
+            let seen = said.map(|current| current.asked).max();
+            hold.until.max(seen).is_some_and(|until| denied.contradicts(hold, until))
+        };
+        if let Some(hold) = self.holds().find(contradicts) {
             found.push(contradiction(hold, &denied, lock));
         }
-        if !self.open().is_empty() {
-            self.answers.keep(denied);
-        }
+        push_bounded(&mut self.answers.denied, denied);
     }
 }

@@ -172,11 +172,15 @@ impl Checker {
             };
             let lock = self.lock(&event.service, name);
             lock.granted(hold, name, asked, found);
+            let dead = lock.take_dead();
             if let (Mode::Exclusive, Some(token), [_], false) =
                 (event.mode, event.token, &event.locks[..], event.subtree)
             {
                 let queued = event.queued.map(|queued| Ahead::latest(moment.ahead, queued));
                 lock.took_its_turn(name, (asked, queued), token, line, found);
+            }
+            for id in dead {
+                self.open.remove(&id);
             }
         }
         if event.subtree {

@@ -28,9 +28,9 @@ pub(crate) struct Hold {
     pub(crate) subtree: bool,
     pub(crate) slot: Option<SlotOf>,
     pub(crate) token: Option<u64>,
-    /// From here on it was certainly held.
+    /// It was certainly granted by then.
     pub(crate) from: Time,
-    /// Up to here, once it has ended.
+    /// It was certainly held up to here, once its client has said how it ended.
     pub(crate) until: Option<Time>,
     pub(crate) granted: Arc<Line>,
     pub(crate) ended: Option<Arc<Line>>,
@@ -52,6 +52,19 @@ impl Hold {
         // Of one that has not ended, only its beginning is certain.
         let ends = |hold: &Self| hold.until.unwrap_or(hold.from.saturating_add(1));
         self.from < ends(other) && other.from < ends(self)
+    }
+
+    /// It was held after the token `later` was granted, which is higher.
+    fn outlasts(&self, later: u64, line: &Arc<Line>, lock: &str) -> Violation {
+        let token = self.token.unwrap_or_default();
+        Violation {
+            kind: Kind::Overlap,
+            text: format!(
+                "`{lock}` was held by {} with token {token} after token {later} was granted",
+                self.granted.by
+            ),
+            lines: excerpt(self.lines().chain([line])),
+        }
     }
 
     fn lines(&self) -> impl Iterator<Item = &Arc<Line>> {
@@ -87,14 +100,19 @@ pub(crate) fn excerpt<'a>(lines: impl Iterator<Item = &'a Arc<Line>>) -> Vec<Lin
 pub(crate) struct LockState {
     open: Vec<Hold>,
     closed: VecDeque<Hold>,
+    /// Tokens that the service had certainly issued.
     pub(crate) order: TokenOrder,
+    /// Of these, the ones that were holds of this lock.
+    holders: TokenOrder,
+    /// Holds that were taken for dead since the last call of `take_dead`.
+    dead: Vec<(u32, u64)>,
     pub(crate) answers: Answers,
     /// Exclusive grants: when they were asked for, and their tokens.
     turns: VecDeque<(Time, u64, Arc<Line>)>,
 }
 
 impl LockState {
-    pub(crate) fn granted(&mut self, hold: Hold, lock: &str, asked: Time, found: &mut Vec<Violation>) {
+    pub(crate) fn granted(&mut self, mut hold: Hold, lock: &str, asked: Time, found: &mut Vec<Violation>) {
         if let Some(SlotOf { slot, limit }) = hold.slot
             && slot >= limit
         {
@@ -102,6 +120,7 @@ impl LockState {
             found.push(Violation { kind: Kind::Permits, text, lines: excerpt(hold.lines()) });
         }
         if let Some(token) = hold.token {
+            hold.from = self.answers.current_by(token).map_or(hold.from, |by| by.min(hold.from));
             if let Some((highest, line)) = self.order.highest_before(asked)
                 && *highest >= token
             {
@@ -113,7 +132,7 @@ impl LockState {
                     text,
                     lines: excerpt([line, &hold.granted].into_iter()),
                 });
-            } else if let Some(same) = self.order.of_token(token) {
+            } else if let Some(same) = self.holders.of_token(token).filter(|same| same.is_grant()) {
                 let text = format!("`{lock}` was granted twice with token {token}");
                 found.push(Violation {
                     kind: Kind::TokenOrder,
@@ -122,6 +141,7 @@ impl LockState {
                 });
             }
             self.order.issued(hold.from, token, &hold.granted);
+            self.held(token, hold.from, &hold.granted, lock, found);
         }
         self.open.push(hold);
         if self.open.len() + self.closed.len() > REMEMBERED {
@@ -158,6 +178,37 @@ impl LockState {
         }
     }
 
+    /// A hold with this token was granted by `at`: holds with lower tokens had ended by then.
+    pub(crate) fn held(
+        &mut self,
+        token: u64,
+        at: Time,
+        line: &Arc<Line>,
+        lock: &str,
+        found: &mut Vec<Violation>,
+    ) {
+        let lasts = |hold: &&Hold| {
+            let lower = hold.mode == Mode::Exclusive && hold.token.is_some_and(|other| other < token);
+            lower && hold.until.is_some_and(|until| at < until)
+        };
+        if let Some(hold) = self.closed.iter().find(lasts) {
+            found.push(hold.outlasts(token, line, lock));
+        }
+        self.holders.issued(at, token, line);
+    }
+
+    /// An exclusive hold was still held at `until`: no higher token was granted before.
+    pub(crate) fn lasted(&self, hold: &Hold, until: Time, lock: &str) -> Option<Violation> {
+        let token = hold.token.filter(|_| hold.mode == Mode::Exclusive)?;
+        let (highest, line) = self.holders.highest_before(until)?;
+        (*highest > token).then(|| hold.outlasts(*highest, line, lock))
+    }
+
+    /// The ids of holds that are not remembered any more, though they have not ended.
+    pub(crate) fn take_dead(&mut self) -> Vec<(u32, u64)> {
+        std::mem::take(&mut self.dead)
+    }
+
     /// The hold `id` was held until `until`.
     pub(crate) fn ended(
         &mut self,
@@ -171,12 +222,14 @@ impl LockState {
         let mut hold = self.open.swap_remove(index);
         hold.until = Some(until);
         hold.ended = Some(Arc::clone(line));
-        for other in self.closed.iter().chain(&self.open) {
-            if hold.excludes(other) && hold.meets(other) {
-                found.push(hold.overlap(other, lock));
-            }
+        let met =
+            self.closed.iter().chain(&self.open).filter(|other| hold.excludes(other) && hold.meets(other));
+        let before = found.len();
+        found.extend(met.map(|other| hold.overlap(other, lock)));
+        if found.len() == before {
+            found.extend(self.lasted(&hold, until, lock));
         }
-        self.answers.ended(&hold, lock, found);
+        self.answers.held_until(&hold, until, lock, found);
         self.closed.push_back(hold);
         self.forget();
     }
@@ -222,17 +275,14 @@ impl LockState {
         self.closed.back()
     }
 
-    pub(crate) fn open(&self) -> &[Hold] {
-        &self.open
+    /// All that are remembered.
+    pub(crate) fn holds(&self) -> impl Iterator<Item = &Hold> {
+        self.open.iter().chain(self.closed.iter().rev())
     }
 
-    pub(crate) fn ended_holds(&self) -> impl Iterator<Item = &Hold> {
-        self.closed.iter()
-    }
-
-    pub(crate) fn of_token(&self, token: u64) -> Option<&Hold> {
-        let is_it = |hold: &&Hold| hold.token == Some(token);
-        self.open.iter().find(is_it).or_else(|| self.closed.iter().rev().find(is_it))
+    pub(crate) fn of_token(&mut self, token: u64) -> Option<&mut Hold> {
+        let is_it = |hold: &&mut Hold| hold.token == Some(token);
+        self.open.iter_mut().find(is_it).or_else(|| self.closed.iter_mut().rev().find(is_it))
     }
 
     /// Forgets ended holds that no open one can meet any more: all that began before they ended have ended,
@@ -242,7 +292,8 @@ impl LockState {
         if self.open.len() > REMEMBERED / 2 {
             // Holds of clients that died.
             self.open.sort_by_key(|hold| hold.from);
-            self.open.drain(..self.open.len() - REMEMBERED / 2).for_each(drop);
+            let dead = self.open.drain(..self.open.len() - REMEMBERED / 2);
+            self.dead.extend(dead.map(|hold| hold.id));
         }
         let oldest = self.open.iter().map(|hold| hold.from).min().unwrap_or(Time::MAX);
         while self.closed.len() > FOR_QUESTIONS {

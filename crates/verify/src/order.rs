@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use lockkeeper_history::Line;
+use lockkeeper_history::{Event, Line};
 
 use crate::clock::Time;
 
@@ -26,6 +26,13 @@ pub(crate) struct Stamp {
     highest: (u64, Arc<Line>),
 }
 
+impl Stamp {
+    /// Whether it is known from a grant, and not only from an answer of the service.
+    pub(crate) fn is_grant(&self) -> bool {
+        matches!(self.line.event, Event::Granted(_))
+    }
+}
+
 impl TokenOrder {
     /// The highest token that was certainly issued before `asked`.
     pub(crate) fn highest_before(&self, asked: Time) -> Option<&(u64, Arc<Line>)> {
@@ -34,9 +41,11 @@ impl TokenOrder {
         Some(&before.highest)
     }
 
-    /// The grant of a token.
+    /// The latest that is known of a token.
     pub(crate) fn of_token(&self, token: u64) -> Option<&Stamp> {
-        self.stamps.iter().rev().find(|stamp| stamp.token == token)
+        // Almost always the token is new, and higher than all: nothing is looked for.
+        let is_new = self.stamps.back().is_none_or(|last| last.highest.0 < token);
+        if is_new { None } else { self.stamps.iter().rev().find(|stamp| stamp.token == token) }
     }
 
     pub(crate) fn issued(&mut self, at: Time, token: u64, line: &Arc<Line>) {

@@ -26,19 +26,34 @@ macro_rules! floor {
     };
 }
 
-/// `(id, held, closed, label, meta, id, name, id, id)`, times in µs from now. The token is the last insert
-/// id. Matches nothing if the lock isn't free, another waiter comes first, or the request was finished
-/// before.
+/// What a grant sets: `(id, held, closed, label, meta)`, times in µs from now. The token is the last insert
+/// id.
+macro_rules! grant {
+    () => {
+        concat!(
+            "UPDATE lockkeeper_lease SET token = LAST_INSERT_ID(GREATEST(token + 1, ",
+            floor!(),
+            ")), id = ?, since = UTC_TIMESTAMP(6), held_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, \
+             shut_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, ended = 0, revoked = 0, reason = '', by_whom = '', \
+             label = ?, meta = ?"
+        )
+    };
+}
+
+/// `(… of the grant, name)`. Matches nothing if the lock isn't free, or if there may be waiters or marks of
+/// finished requests (`contended`): then [`ACQUIRE_CONTENDED`] decides. A statement of its own, since the server
+/// opens all tables that a statement names, needed or not.
+pub(super) const ACQUIRE: &str =
+    concat!(grant!(), " WHERE name = ? AND shut_until <= UTC_TIMESTAMP(6) AND contended = 0");
+
+/// `(… of the grant, id, name, id, id)`. Matches nothing if the lock isn't free, another waiter comes first,
+/// or the request was finished before.
 ///
-/// Waiters and marks of finished requests are looked for only if the row says that there may be some
-/// (`contended`), which costs an uncontended grant nothing. A client sets the flag after it has added one;
-/// a grant that finds none left clears the flag, while the row's lock keeps others from setting it.
-pub(super) const ACQUIRE: &str = concat!(
-    "UPDATE lockkeeper_lease SET token = LAST_INSERT_ID(GREATEST(token + 1, ",
-    floor!(),
-    ")), id = ?, since = UTC_TIMESTAMP(6), held_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, \
-     shut_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, ended = 0, revoked = 0, reason = '', by_whom = '', \
-     label = ?, meta = ?, contended = contended = 1 AND ( \
+/// A client sets `contended` after it has added a waiter or a mark; a grant that finds none left clears the
+/// flag, while the row's lock keeps others from setting it.
+pub(super) const ACQUIRE_CONTENDED: &str = concat!(
+    grant!(),
+    ", contended = contended = 1 AND ( \
      EXISTS (SELECT 1 FROM lockkeeper_waiter w FORCE INDEX (by_name) WHERE w.name = lockkeeper_lease.name AND w.id <> ?) \
      OR EXISTS (SELECT 1 FROM lockkeeper_gone g FORCE INDEX (by_name) WHERE g.name = lockkeeper_lease.name)) \
      WHERE name = ? AND shut_until <= UTC_TIMESTAMP(6) AND (contended = 0 OR ( \

@@ -43,19 +43,23 @@ impl RowStore {
         // Once a statement was answered, a failure of a later one leaves in doubt what an attempt that
         // arrives late may do between the two.
         let mut sent = false;
+        let mut contended = !attempt.first;
         loop {
-            let params: Vec<Value> = vec![
+            let mut params: Vec<Value> = vec![
                 id.into(),
                 ttl.into(),
                 closes.into(),
                 attempt.label.as_bytes().to_vec().into(),
                 attempt.meta.to_vec().into(),
-                id.into(),
-                name.into(),
-                id.into(),
-                id.into(),
             ];
-            let done = run(&mut call, "acquire", sql::ACQUIRE, params).await;
+            let statement = if contended {
+                params.extend([id.into(), name.into(), id.into(), id.into()]);
+                sql::ACQUIRE_CONTENDED
+            } else {
+                params.push(name.into());
+                sql::ACQUIRE
+            };
+            let done = run(&mut call, "acquire", statement, params).await;
             let done = done.map_err(|failure| if sent { failure.in_doubt() } else { failure })?;
             sent = true;
             if done.matched > 0 {
@@ -74,6 +78,10 @@ impl RowStore {
             if blocked.held && blocked.id == id.as_bytes() {
                 // A repeat is told what was granted first (P7).
                 return granted(&mut call, attempt, blocked.token).await;
+            }
+            if blocked.left.is_none() && blocked.contended && !contended {
+                contended = true;
+                continue;
             }
             return self.blocked(&mut call, attempt, blocked).await;
         }
