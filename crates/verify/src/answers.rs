@@ -99,11 +99,7 @@ impl LockState {
     ) {
         match answer {
             TokenAnswer::Current => self.said_current(lock, token, (asked, at), line, found),
-            TokenAnswer::NotCurrent => {
-                // The service has issued it, to this lock or to another one.
-                self.order.issued(at, token, line);
-                self.said_denied(lock, Tokens::One(token), (asked, at), line, found);
-            }
+            TokenAnswer::NotCurrent => self.said_denied(lock, Tokens::One(token), (asked, at), line, found),
             TokenAnswer::NeverIssued => {
                 if let Some((highest, before)) = self.order.highest_before(asked)
                     && *highest >= token
@@ -148,7 +144,7 @@ impl LockState {
             self.order.issued(at, token, line);
             return self.held(token, at, line, lock, found);
         };
-        if let Some(Violation { text, mut lines, .. }) = self.lasted(hold, asked, lock) {
+        if let Some((_, Violation { text, mut lines, .. })) = self.lasted(hold, asked, lock) {
             lines.push((**line).clone());
             found.push(Violation { kind: Kind::Answer, text: format!("{text}, as the service says"), lines });
         }

@@ -19,6 +19,9 @@ const REMEMBERED: usize = 256;
 /// How many grants are compared with a waiter that was granted later.
 const TURNS: usize = 64;
 
+/// A hold's token; without one, its writer and its number there.
+type Key = (Option<u64>, Option<(u32, u64)>);
+
 /// A hold of one lock.
 #[derive(Debug)]
 pub(crate) struct Hold {
@@ -37,6 +40,10 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
+    fn key(&self) -> Key {
+        (self.token, self.token.is_none().then_some(self.id))
+    }
+
     fn excludes(&self, other: &Self) -> bool {
         match (self.mode, other.mode) {
             (Mode::Shared, Mode::Shared) => false,
@@ -106,6 +113,8 @@ pub(crate) struct LockState {
     holders: TokenOrder,
     /// Holds that were taken for dead since the last call of `take_dead`.
     dead: Vec<(u32, u64)>,
+    /// Pairs of holds that were told of.
+    told: VecDeque<[Key; 2]>,
     pub(crate) answers: Answers,
     /// Exclusive grants: when they were asked for, and their tokens.
     turns: VecDeque<(Time, u64, Arc<Line>)>,
@@ -192,16 +201,32 @@ impl LockState {
             lower && hold.until.is_some_and(|until| at < until)
         };
         if let Some(hold) = self.closed.iter().find(lasts) {
-            found.push(hold.outlasts(token, line, lock));
+            let (pair, violation) = ([hold.key(), (Some(token), None)], hold.outlasts(token, line, lock));
+            self.tell(pair, violation, found);
         }
         self.holders.issued(at, token, line);
     }
 
-    /// An exclusive hold was still held at `until`: no higher token was granted before.
-    pub(crate) fn lasted(&self, hold: &Hold, until: Time, lock: &str) -> Option<Violation> {
+    /// An exclusive hold was still held at `until`: no higher token may have been granted before.
+    /// The higher token, if there is one.
+    pub(crate) fn lasted(&self, hold: &Hold, until: Time, lock: &str) -> Option<(u64, Violation)> {
         let token = hold.token.filter(|_| hold.mode == Mode::Exclusive)?;
         let (highest, line) = self.holders.highest_before(until)?;
-        (*highest > token).then(|| hold.outlasts(*highest, line, lock))
+        (*highest > token).then(|| (*highest, hold.outlasts(*highest, line, lock)))
+    }
+
+    /// Tells of two holds, once: they may be found when either of both ends.
+    fn tell(&mut self, mut pair: [Key; 2], violation: Violation, found: &mut Vec<Violation>) {
+        const TOLD: usize = 64;
+        pair.sort_unstable();
+        if self.told.contains(&pair) {
+            return;
+        }
+        found.push(violation);
+        self.told.push_back(pair);
+        if self.told.len() > TOLD {
+            self.told.pop_front();
+        }
     }
 
     /// The ids of holds that are not remembered any more, though they have not ended.
@@ -222,12 +247,16 @@ impl LockState {
         let mut hold = self.open.swap_remove(index);
         hold.until = Some(until);
         hold.ended = Some(Arc::clone(line));
-        let met =
-            self.closed.iter().chain(&self.open).filter(|other| hold.excludes(other) && hold.meets(other));
-        let before = found.len();
-        found.extend(met.map(|other| hold.overlap(other, lock)));
-        if found.len() == before {
-            found.extend(self.lasted(&hold, until, lock));
+        let others = self.closed.iter().chain(&self.open);
+        let met = others.filter(|other| hold.excludes(other) && hold.meets(other));
+        let mut met: Vec<_> = met.map(|it| ([hold.key(), it.key()], hold.overlap(it, lock))).collect();
+        if met.is_empty()
+            && let Some((later, violation)) = self.lasted(&hold, until, lock)
+        {
+            met.push(([hold.key(), (Some(later), None)], violation));
+        }
+        for (pair, violation) in met {
+            self.tell(pair, violation, found);
         }
         self.answers.held_until(&hold, until, lock, found);
         self.closed.push_back(hold);
