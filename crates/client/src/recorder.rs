@@ -12,7 +12,7 @@ use lockkeeper_backend::{
 use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use lockkeeper_history::{
     DeniedEvent, DowngradedEvent, EndedEvent, Event, GrantedEvent, History, HoldEnd, ListedEvent, Mode,
-    SlotOf, StatusEvent, TokenAnswer,
+    SlotOf, StatusEvent, TokenAnswer, service_of,
 };
 
 /// The file, for clients whose URL names none.
@@ -139,35 +139,4 @@ impl RecordedHold {
 
 fn texts(names: &[LockName]) -> Vec<String> {
     names.iter().map(|name| name.as_str().to_owned()).collect()
-}
-
-/// `scheme://host,host/path`: neither credentials nor parameters.
-fn service_of(url: &str) -> String {
-    let url = url.split('?').next().unwrap_or_default();
-    match url.split_once("://") {
-        Some((scheme, rest)) => {
-            let end = rest.find('/').unwrap_or(rest.len());
-            let (hosts, path) = rest.split_at(end);
-            let hosts = hosts.rsplit_once('@').map_or(hosts, |(_, hosts)| hosts);
-            format!("{scheme}://{hosts}{path}")
-        }
-        None => url.to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn service_has_no_credentials_and_no_parameters() {
-        for (url, service) in [
-            ("lockkeeper://a:1,b:2", "lockkeeper://a:1,b:2"),
-            ("postgres://u:p@ss@h:5/db?lock=row", "postgres://h:5/db"),
-            ("file:///tmp/a@b?history=/h", "file:///tmp/a@b"),
-            ("memory:x", "memory:x"),
-        ] {
-            assert_eq!(service_of(url), service);
-        }
-    }
 }

@@ -17,6 +17,7 @@ mod event;
 mod line;
 #[cfg(feature = "read")]
 mod read;
+mod service;
 mod writer;
 
 pub use event::{
@@ -26,6 +27,7 @@ pub use event::{
 };
 #[cfg(feature = "read")]
 pub use read::{LineError, parse};
+pub use service::service_of;
 pub use writer::History;
 
 /// The version of the format, in the first line of each writer.

@@ -14,6 +14,7 @@ mod suggest;
 mod tls;
 mod torture;
 mod values;
+mod verify;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -46,6 +47,7 @@ pub use service::{
 };
 pub use tls::{TlsCommand, TlsInit, TlsIssue, TlsRenew, TlsShow};
 pub use torture::{HolderFault, Pause, TokenUse, Torture};
+pub use verify::Verify;
 
 /// The version; `cargo xtask dist` adds the commit. Other builds leave it out: they would be rebuilt after
 /// each commit.
@@ -123,6 +125,8 @@ pub enum Command {
     )]
     #[command(subcommand)]
     Access(AccessCommand),
+    /// Check histories of locks: who held what, which tokens were accepted, whether an update was lost
+    Verify(Verify),
     /// Check fencing tokens in front of an HTTP service that can't
     Gate(Gate),
     /// Recommend a lock, or an alternative to one, by a few questions

@@ -23,6 +23,7 @@ mod run;
 mod serve;
 mod tls;
 mod torture;
+mod verify;
 mod watch;
 
 use std::fs::File;
@@ -83,6 +84,8 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::CheckToken(args) => block_on(patiently(operate::check_token(args))),
         Command::Fence(args) => fence::fence(&args),
         Command::Torture(args) => torture::torture(&args),
+        Command::Verify(args) if args.follow => block_on(verify::follow::follow(args)),
+        Command::Verify(args) => verify::verify(&args),
         Command::Bench(args) => block_on_all_cores(bench::bench(args)),
         Command::Doctor(args) => block_on(doctor::doctor(args)),
         #[cfg(feature = "dynamodb")]

@@ -17,4 +17,5 @@ mod running;
 mod starting;
 #[allow(dead_code, reason = "shared with the tests of `system`")]
 mod support;
+mod verify;
 mod waiting;

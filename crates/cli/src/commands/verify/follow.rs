@@ -1,0 +1,161 @@
+//! `verify --follow`: checks histories while they are written, and compares them with what lock services say.
+//!
+//! Lines are checked as they come: the checker takes them in any order. What a lock service says of its
+//! holders is written as answers without a beginning: that a token was held by the time the news arrived.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use lockkeeper::{BootInstant, HolderState, LockInfo, WatchEvent};
+use lockkeeper_history::{Event, Line, StatusEvent, TokenAnswer, WriterEvent, service_of};
+use lockkeeper_verify::{Checker, parse};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::{Report, opened};
+use crate::args::Verify;
+use crate::exit::{CONFIG, Failure, INTERNAL};
+use crate::guardian::Signals;
+use crate::output::say;
+use crate::settings;
+
+/// How often files are looked at.
+const EVERY: Duration = Duration::from_millis(100);
+/// How often the figures are told.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+/// The pause before another attempt to watch.
+const PAUSE: Duration = Duration::from_millis(500);
+/// How many lines are read of one file before the others have their turn.
+const TURN: usize = 10_000;
+
+/// Checks until a signal comes.
+pub(in crate::commands) async fn follow(args: Verify) -> Result<u8, Failure> {
+    let mut signals =
+        Signals::install().map_err(|error| Failure::system(INTERNAL, "cannot listen to signals", &error))?;
+    let mut files =
+        args.files.iter().map(|path| Followed::open(path)).collect::<Result<Vec<_>, Failure>>()?;
+    let (sender, mut news) = unbounded_channel();
+    for url in &args.locks {
+        let locks = settings::connect(url, "verify").await?;
+        tokio::spawn(watch(locks, url.clone(), sender.clone()));
+    }
+    drop(sender);
+    let (mut checker, mut report) = (Checker::default(), Report::new(&args));
+    let mut told = BootInstant::now();
+    loop {
+        let mut is_behind = false;
+        let mut latest = 0;
+        for file in &mut files {
+            is_behind |= file.read(&mut checker, &mut latest)?;
+        }
+        heard(&mut news, &mut checker)?;
+        report.show(checker.take_violations())?;
+        let now = BootInstant::now();
+        if now - told >= TOLD_EVERY {
+            told = now;
+            let (counts, (open, locks)) = (checker.counts(), checker.size());
+            say(format!(
+                "{} operations, {} violations; {open} holds of {locks} locks; the last line is {} ms old",
+                counts.operations(),
+                counts.violations,
+                (now.as_nanos().saturating_sub(latest)) / 1_000_000
+            ));
+        }
+        let pause = if is_behind { Duration::ZERO } else { EVERY };
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = signals.until_end() => return report.end(&checker.counts()),
+        }
+    }
+}
+
+/// A file that is being written.
+struct Followed {
+    path: PathBuf,
+    reader: BufReader<std::fs::File>,
+    /// The beginning of a line whose end is not there yet.
+    begun: String,
+    number: u64,
+}
+
+impl Followed {
+    fn open(path: &Path) -> Result<Self, Failure> {
+        let reader = BufReader::with_capacity(1 << 18, opened(path)?);
+        Ok(Self { path: path.to_owned(), reader, begun: String::new(), number: 0 })
+    }
+
+    /// Checks new lines; returns whether there are more.
+    fn read(&mut self, checker: &mut Checker, latest: &mut u64) -> Result<bool, Failure> {
+        for _ in 0..TURN {
+            let read = self.reader.read_line(&mut self.begun);
+            let length = read.map_err(|error| {
+                Failure::system(crate::exit::IO, &format!("cannot read `{}`", self.path.display()), &error)
+            })?;
+            if length == 0 || !self.begun.ends_with('\n') {
+                return Ok(false);
+            }
+            self.number += 1;
+            let line = parse(&self.begun).map_err(|error| {
+                Failure::new(CONFIG, format!("{}: line {}: {error}", self.path.display(), self.number))
+            })?;
+            self.begun.clear();
+            if let Some(line) = line {
+                *latest = (*latest).max(line.at);
+                checker.push(line);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Checks what the watches have told.
+fn heard(news: &mut UnboundedReceiver<Result<Line, Failure>>, checker: &mut Checker) -> Result<(), Failure> {
+    while let Ok(line) = news.try_recv() {
+        checker.push(line?);
+    }
+    Ok(())
+}
+
+/// Tells of every holder that the service reports, from now on.
+async fn watch(locks: lockkeeper::Locks, url: String, news: UnboundedSender<Result<Line, Failure>>) {
+    let service = service_of(&url);
+    let by = format!("watch {service}");
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let writer = WriterEvent {
+        format: lockkeeper_history::FORMAT,
+        clock: boot.trim().to_owned(),
+        label: "lockkeeper verify".to_owned(),
+    };
+    let tell = |event: Event| {
+        let at = BootInstant::now().as_nanos();
+        news.send(Ok(Line { at, by: by.clone(), event })).is_ok()
+    };
+    tell(Event::Writer(writer));
+    loop {
+        let mut watch = match locks.watch(None) {
+            Ok(watch) => watch,
+            Err(error) => {
+                let _ = news.send(Err(error.into()));
+                return;
+            }
+        };
+        while let Some(Ok(event)) = watch.next().await {
+            let (WatchEvent::State(info) | WatchEvent::Changed(info)) = event else { continue };
+            if !current(&info, &service).all(&tell) {
+                return;
+            }
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// The holders of a lock, as answers.
+fn current<'a>(info: &'a LockInfo, service: &'a str) -> impl Iterator<Item = Event> + 'a {
+    let live =
+        info.holds.iter().filter(|hold| !hold.cached && !matches!(hold.state, HolderState::Closed { .. }));
+    live.filter_map(|hold| hold.token).map(|token| {
+        let (service, lock, token) = (service.to_owned(), info.name.as_str().to_owned(), token.get());
+        // When the service noticed is not known: only that it was before the news arrived.
+        Event::Status(StatusEvent { service, lock, token, asked: 0, answer: TokenAnswer::Current })
+    })
+}
