@@ -55,8 +55,8 @@ pub enum OnLost {
 #[must_use = "a lock does nothing until it is acquired"]
 pub struct Lock<F: Kind = Unfenced> {
     pub(crate) core: Arc<Core>,
-    names: Result<Vec<LockName>, NameError>,
-    mode: Mode,
+    pub(crate) names: Result<Vec<LockName>, NameError>,
+    pub(crate) mode: Mode,
     pub(crate) options: Options,
     pub(crate) prepared: OnceLock<Arc<Prepared>>,
     kind: PhantomData<F>,
@@ -395,28 +395,12 @@ impl<F: Kind> Lock<F> {
         if let Some(asked) = asked {
             self.record(&mut result, asked);
         }
-        span.record("outcome", outcome(&result));
+        span.record("outcome", observe::outcome(&result));
         if let Some(token) = result.as_ref().ok().and_then(Guard::token_hint) {
             // OpenTelemetry has signed numbers only; a token is below 2^53.
             span.record("token", token.get() as i64);
         }
         result
-    }
-
-    /// Writes the result to the client's history.
-    fn record(&self, result: &mut Result<Guard<F>, AcquireError>, asked: BootInstant) {
-        let (Some(recorder), Ok(names)) = (&self.core.recorder, &self.names) else { return };
-        let subtree = self.options.subtree;
-        let why = match result {
-            Ok(guard) => {
-                if guard.record(recorder, names, (self.mode.kind(), subtree), asked) {
-                    return;
-                }
-                "lost-at-once"
-            }
-            Err(_) => outcome(result),
-        };
-        recorder.denied(names, asked, why);
     }
 
     async fn acquire_within(&self, span: &Span, wait: Wait) -> Result<Guard<F>, AcquireError> {
@@ -502,7 +486,7 @@ impl<F: Kind> Lock<F> {
             }
             (NotAcquired::ShuttingDown, _) => AcquireError::ShuttingDown,
         });
-        observe::acquired(backend, outcome(&result), waited);
+        observe::acquired(backend, observe::outcome(&result), waited);
         result
     }
 
@@ -604,15 +588,4 @@ pub(crate) fn run_result<T, E: From<HoldError>>(
         (None, _) => Lost::new(LossCause::Expired),
     };
     Err(HoldError::Lost(lost).into())
-}
-
-fn outcome<F: Kind>(result: &Result<Guard<F>, AcquireError>) -> &'static str {
-    match result {
-        Ok(_) => "acquired",
-        Err(AcquireError::Busy(_)) => "busy",
-        Err(AcquireError::Deadlock { .. }) => "deadlock",
-        Err(AcquireError::TimedOut { .. }) => "timed-out",
-        Err(AcquireError::Ambiguous { .. }) => "ambiguous",
-        Err(_) => "failed",
-    }
 }

@@ -6,9 +6,25 @@ use std::time::Duration;
 use lockkeeper_backend::LossCause;
 use lockkeeper_core::LockName;
 
+use crate::error::AcquireError;
+use crate::guard::Guard;
+use crate::kind::Kind;
+
 pub(crate) fn acquired(backend: &'static str, outcome: &'static str, waited: Duration) {
     metrics::counter!("lockkeeper_acquires_total", "backend" => backend, "outcome" => outcome).increment(1);
     metrics::histogram!("lockkeeper_wait_seconds", "backend" => backend).record(waited.as_secs_f64());
+}
+
+/// The result of an acquire, in a word.
+pub(crate) fn outcome<F: Kind>(result: &Result<Guard<F>, AcquireError>) -> &'static str {
+    match result {
+        Ok(_) => "acquired",
+        Err(AcquireError::Busy(_)) => "busy",
+        Err(AcquireError::Deadlock { .. }) => "deadlock",
+        Err(AcquireError::TimedOut { .. }) => "timed-out",
+        Err(AcquireError::Ambiguous { .. }) => "ambiguous",
+        Err(_) => "failed",
+    }
 }
 
 pub(crate) fn released(backend: &'static str, held: Duration) {

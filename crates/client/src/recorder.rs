@@ -11,9 +11,15 @@ use lockkeeper_backend::{
 };
 use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use lockkeeper_history::{
-    DeniedEvent, DowngradedEvent, EndedEvent, Event, GrantedEvent, History, HoldEnd, ListedEvent, Mode,
-    SlotOf, StatusEvent, TokenAnswer, service_of,
+    DeniedEvent, DowngradedEvent, EndedEvent, GrantedEvent, HistoryEvent, HistoryWriter, HoldEnd, HoldMode,
+    ListedEvent, SlotOf, StatusEvent, TokenAnswer, service_of,
 };
+
+use crate::error::AcquireError;
+use crate::guard::Guard;
+use crate::kind::Kind;
+use crate::lock::Lock;
+use crate::observe;
 
 /// The file, for clients whose URL names none.
 pub(crate) const FILE_VARIABLE: &str = "LOCKKEEPER_HISTORY";
@@ -23,7 +29,7 @@ const SERVICE_VARIABLE: &str = "LOCKKEEPER_HISTORY_SERVICE";
 /// The history of one client.
 #[derive(Clone)]
 pub(crate) struct Recorder {
-    history: History,
+    history: HistoryWriter,
     /// The URL without what differs between clients: user, password and parameters.
     service: Arc<str>,
 }
@@ -47,12 +53,13 @@ impl Recorder {
         // Without a name of the clock, it is one that nobody else has: then nothing is compared by time.
         let clock = boot.map_or_else(|_| hex(&random), |id| id.trim().to_owned());
         let now = BootInstant::now().as_nanos();
-        let history = History::append(file, hex(&random), clock, label.to_owned(), now).map_err(failed)?;
+        let history =
+            HistoryWriter::append(file, hex(&random), clock, label.to_owned(), now).map_err(failed)?;
         let service = std::env::var(SERVICE_VARIABLE).unwrap_or_else(|_| service_of(url));
         Ok(Self { history, service: service.into() })
     }
 
-    fn write(&self, event: Event) {
+    fn write(&self, event: HistoryEvent) {
         self.history.write(BootInstant::now().as_nanos(), event);
     }
 
@@ -66,9 +73,9 @@ impl Recorder {
             locks: texts(names),
             subtree,
             mode: match mode {
-                ModeKind::Exclusive => Mode::Exclusive,
-                ModeKind::Shared => Mode::Shared,
-                ModeKind::Permit => Mode::Permit,
+                ModeKind::Exclusive => HoldMode::Exclusive,
+                ModeKind::Shared => HoldMode::Shared,
+                ModeKind::Permit => HoldMode::Permit,
             },
             slots: permits.iter().map(|it| SlotOf { slot: it.slot, limit: it.limit }).collect(),
             token: token.map(Token::get),
@@ -76,14 +83,14 @@ impl Recorder {
             asked: asked.as_nanos(),
             queued: None,
         };
-        self.history.write(at.as_nanos(), Event::Granted(event));
+        self.history.write(at.as_nanos(), HistoryEvent::Granted(event));
         RecordedHold { recorder: self.clone(), number }
     }
 
     /// An acquire has ended without a hold.
     pub(crate) fn denied(&self, names: &[LockName], asked: BootInstant, why: &str) {
         let (service, locks, asked) = (self.service.to_string(), texts(names), asked.as_nanos());
-        self.write(Event::Denied(DeniedEvent { service, locks, asked, why: why.to_owned() }));
+        self.write(HistoryEvent::Denied(DeniedEvent { service, locks, asked, why: why.to_owned() }));
     }
 
     /// The service was asked about a token.
@@ -95,7 +102,7 @@ impl Recorder {
         };
         let (service, lock) = (self.service.to_string(), name.as_str().to_owned());
         let (token, asked) = (token.get(), asked.as_nanos());
-        self.write(Event::Status(StatusEvent { service, lock, token, asked, answer }));
+        self.write(HistoryEvent::Status(StatusEvent { service, lock, token, asked, answer }));
     }
 
     /// The service was asked who holds a lock. Only a whole list says who does not.
@@ -106,7 +113,7 @@ impl Recorder {
             return;
         }
         let (service, lock) = (self.service.to_string(), info.name.as_str().to_owned());
-        self.write(Event::Listed(ListedEvent { service, lock, asked: asked.as_nanos(), tokens }));
+        self.write(HistoryEvent::Listed(ListedEvent { service, lock, asked: asked.as_nanos(), tokens }));
     }
 }
 
@@ -125,7 +132,11 @@ impl RecordedHold {
     /// The client no longer counts on the hold, since `until`.
     pub(crate) fn ended(self, until: BootInstant, is_lost: bool) {
         let how = if is_lost { HoldEnd::Lost } else { HoldEnd::Released };
-        self.recorder.write(Event::Ended(EndedEvent { hold: self.number, until: until.as_nanos(), how }));
+        self.recorder.write(HistoryEvent::Ended(EndedEvent {
+            hold: self.number,
+            until: until.as_nanos(),
+            how,
+        }));
     }
 
     /// From now on others may share the hold. Written before the service is asked: whether it has done so is
@@ -133,10 +144,28 @@ impl RecordedHold {
     pub(crate) fn downgrades(&self) {
         let asked = BootInstant::now();
         let event = DowngradedEvent { hold: self.number, asked: asked.as_nanos() };
-        self.recorder.history.write(asked.as_nanos(), Event::Downgraded(event));
+        self.recorder.history.write(asked.as_nanos(), HistoryEvent::Downgraded(event));
     }
 }
 
 fn texts(names: &[LockName]) -> Vec<String> {
     names.iter().map(|name| name.as_str().to_owned()).collect()
+}
+
+impl<F: Kind> Lock<F> {
+    /// Writes the result to the client's history.
+    pub(crate) fn record(&self, result: &mut Result<Guard<F>, AcquireError>, asked: BootInstant) {
+        let (Some(recorder), Ok(names)) = (&self.core.recorder, &self.names) else { return };
+        let subtree = self.options.subtree;
+        let why = match result {
+            Ok(guard) => {
+                if guard.record(recorder, names, (self.mode.kind(), subtree), asked) {
+                    return;
+                }
+                "lost-at-once"
+            }
+            Err(_) => observe::outcome(result),
+        };
+        recorder.denied(names, asked, why);
+    }
 }

@@ -5,18 +5,18 @@
 
 /// One line of a history.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Line {
+pub struct HistoryLine {
     /// When the event was known to the writer: for an answer, after it had arrived.
     pub at: u64,
     /// The writer: a process, or a client of a harness. Unique in a history.
     pub by: String,
     /// What happened.
-    pub event: Event,
+    pub event: HistoryEvent,
 }
 
 /// What happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Event {
+pub enum HistoryEvent {
     /// A writer begins.
     Writer(WriterEvent),
     /// What is known of another clock.
@@ -67,7 +67,7 @@ pub struct ClockEvent {
 
 /// How a lock is held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Mode {
+pub enum HoldMode {
     /// Alone.
     #[default]
     Exclusive,
@@ -98,7 +98,7 @@ pub struct GrantedEvent {
     /// The hold covers all names below its lock, too.
     pub subtree: bool,
     /// The mode.
-    pub mode: Mode,
+    pub mode: HoldMode,
     /// The permit at each lock, in their order; empty in other modes, or if the service numbers none.
     pub slots: Vec<SlotOf>,
     /// The fencing token, if the service has them.

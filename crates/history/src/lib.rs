@@ -21,14 +21,14 @@ mod service;
 mod writer;
 
 pub use event::{
-    ClockEvent, DeniedEvent, DowngradedEvent, EndedEvent, EnteredEvent, Event, FaultEvent, FenceVerdict,
-    GrantedEvent, HoldEnd, Line, ListedEvent, Mode, ReadEvent, SlotOf, StatusEvent, TokenAnswer,
-    WriteOutcome, WriterEvent, WroteEvent,
+    ClockEvent, DeniedEvent, DowngradedEvent, EndedEvent, EnteredEvent, FaultEvent, FenceVerdict,
+    GrantedEvent, HistoryEvent, HistoryLine, HoldEnd, HoldMode, ListedEvent, ReadEvent, SlotOf, StatusEvent,
+    TokenAnswer, WriteOutcome, WriterEvent, WroteEvent,
 };
 #[cfg(feature = "read")]
 pub use read::{LineError, parse};
 pub use service::service_of;
-pub use writer::History;
+pub use writer::HistoryWriter;
 
 /// The version of the format, in the first line of each writer.
 pub const FORMAT: u32 = 1;

@@ -6,10 +6,11 @@
 use std::fmt::Write;
 
 use crate::event::{
-    Event, FenceVerdict, GrantedEvent, HoldEnd, Line, Mode, SlotOf, TokenAnswer, WriteOutcome,
+    FenceVerdict, GrantedEvent, HistoryEvent, HistoryLine, HoldEnd, HoldMode, SlotOf, TokenAnswer,
+    WriteOutcome,
 };
 
-impl Line {
+impl HistoryLine {
     /// The line, with its line feed.
     #[must_use]
     pub fn encode(&self) -> String {
@@ -22,7 +23,7 @@ impl Line {
     }
 }
 
-impl Event {
+impl HistoryEvent {
     /// The value of `event`.
     #[must_use]
     pub const fn name(&self) -> &'static str {
@@ -63,7 +64,7 @@ macro_rules! words {
 }
 
 words! {
-    Mode { Mode::Exclusive = "exclusive", Mode::Shared = "shared", Mode::Permit = "permit" }
+    HoldMode { HoldMode::Exclusive = "exclusive", HoldMode::Shared = "shared", HoldMode::Permit = "permit" }
     HoldEnd { HoldEnd::Released = "released", HoldEnd::Lost = "lost" }
     TokenAnswer {
         TokenAnswer::Current = "current",
@@ -139,60 +140,60 @@ impl Object {
         self.0.push('"');
     }
 
-    fn fields(&mut self, event: &Event) {
+    fn fields(&mut self, event: &HistoryEvent) {
         match event {
-            Event::Writer(it) => {
+            HistoryEvent::Writer(it) => {
                 self.number("format", it.format);
                 self.text("clock", &it.clock);
                 self.text("label", &it.label);
             }
-            Event::Clock(it) => {
+            HistoryEvent::Clock(it) => {
                 self.text("other", &it.other);
                 self.number("ahead_min", it.ahead_min);
                 self.number("ahead_max", it.ahead_max);
             }
-            Event::Granted(it) => self.granted(it),
-            Event::Ended(it) => {
+            HistoryEvent::Granted(it) => self.granted(it),
+            HistoryEvent::Ended(it) => {
                 self.number("hold", it.hold);
                 self.number("until", it.until);
                 self.text("how", it.how.word());
             }
-            Event::Downgraded(it) => {
+            HistoryEvent::Downgraded(it) => {
                 self.number("hold", it.hold);
                 self.number("asked", it.asked);
             }
-            Event::Denied(it) => {
+            HistoryEvent::Denied(it) => {
                 self.text("service", &it.service);
                 self.list("locks", &it.locks, |out, lock| out.quoted(lock));
                 self.number("asked", it.asked);
                 self.text("why", &it.why);
             }
-            Event::Status(it) => {
+            HistoryEvent::Status(it) => {
                 self.lock(&it.service, &it.lock);
                 self.number("token", it.token);
                 self.number("asked", it.asked);
                 self.text("answer", it.answer.word());
             }
-            Event::Listed(it) => {
+            HistoryEvent::Listed(it) => {
                 self.lock(&it.service, &it.lock);
                 self.number("asked", it.asked);
                 self.list("tokens", &it.tokens, |out, token| {
                     let _ = write!(out.0, "{token}");
                 });
             }
-            Event::Entered(it) => {
+            HistoryEvent::Entered(it) => {
                 self.text("resource", &it.resource);
                 self.lock(&it.service, &it.lock);
                 self.number("token", it.token);
                 self.number("asked", it.asked);
                 self.text("verdict", it.verdict.word());
             }
-            Event::Read(it) => {
+            HistoryEvent::Read(it) => {
                 self.text("resource", &it.resource);
                 self.number("asked", it.asked);
                 self.text("version", &it.version);
             }
-            Event::Wrote(it) => {
+            HistoryEvent::Wrote(it) => {
                 self.text("resource", &it.resource);
                 self.lock(&it.service, &it.lock);
                 it.token.inspect(|token| self.number("token", token));
@@ -201,7 +202,7 @@ impl Object {
                 self.text("made", &it.made);
                 self.text("outcome", it.outcome.word());
             }
-            Event::Fault(it) => {
+            HistoryEvent::Fault(it) => {
                 self.text("fault", &it.fault);
                 self.text("target", &it.target);
                 self.number("begins", it.begins);

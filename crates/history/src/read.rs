@@ -5,9 +5,9 @@ use std::borrow::Cow;
 use serde::Deserialize;
 
 use crate::event::{
-    ClockEvent, DeniedEvent, DowngradedEvent, EndedEvent, EnteredEvent, Event, FaultEvent, FenceVerdict,
-    GrantedEvent, HoldEnd, Line, ListedEvent, Mode, ReadEvent, SlotOf, StatusEvent, TokenAnswer,
-    WriteOutcome, WriterEvent, WroteEvent,
+    ClockEvent, DeniedEvent, DowngradedEvent, EndedEvent, EnteredEvent, FaultEvent, FenceVerdict,
+    GrantedEvent, HistoryEvent, HistoryLine, HoldEnd, HoldMode, ListedEvent, ReadEvent, SlotOf, StatusEvent,
+    TokenAnswer, WriteOutcome, WriterEvent, WroteEvent,
 };
 
 /// Why a line is none of a history.
@@ -76,15 +76,15 @@ struct Fields<'a> {
 ///
 /// # Errors
 /// The line is not JSON, or a field of its event is missing or wrong.
-pub fn parse(line: &str) -> Result<Option<Line>, LineError> {
+pub fn parse(line: &str) -> Result<Option<HistoryLine>, LineError> {
     let fields: Fields<'_> = serde_json::from_str(line).map_err(|error| LineError(error.to_string()))?;
     let (at, by) = (fields.at, fields.by.clone().into_owned());
     let Some(event) = fields.event()? else { return Ok(None) };
-    Ok(Some(Line { at, by, event }))
+    Ok(Some(HistoryLine { at, by, event }))
 }
 
 impl Fields<'_> {
-    fn event(self) -> Result<Option<Event>, LineError> {
+    fn event(self) -> Result<Option<HistoryEvent>, LineError> {
         let event = self.event.clone();
         let missing = |field: &'static str| {
             let text = format!("an event `{event}` needs the field `{field}`");
@@ -103,12 +103,12 @@ impl Fields<'_> {
             }};
         }
         Ok(Some(match &*self.event {
-            "writer" => Event::Writer(WriterEvent {
+            "writer" => HistoryEvent::Writer(WriterEvent {
                 format: field!(format),
                 clock: field!(clock),
                 label: field!(label),
             }),
-            "clock" => Event::Clock(ClockEvent {
+            "clock" => HistoryEvent::Clock(ClockEvent {
                 other: field!(other),
                 ahead_min: field!(ahead_min),
                 ahead_max: field!(ahead_max),
@@ -118,12 +118,12 @@ impl Fields<'_> {
                 if locks.is_empty() {
                     return Err(LineError("a grant is of at least one lock".to_owned()));
                 }
-                Event::Granted(GrantedEvent {
+                HistoryEvent::Granted(GrantedEvent {
                     hold: field!(hold),
                     service: field!(service),
                     locks,
                     subtree: self.subtree,
-                    mode: word!(mode, Mode),
+                    mode: word!(mode, HoldMode),
                     slots: self.slots.into_iter().map(|(slot, limit)| SlotOf { slot, limit }).collect(),
                     token: self.token,
                     cached: self.cached,
@@ -131,32 +131,34 @@ impl Fields<'_> {
                     queued: self.queued,
                 })
             }
-            "ended" => Event::Ended(EndedEvent {
+            "ended" => HistoryEvent::Ended(EndedEvent {
                 hold: field!(hold),
                 until: field!(until),
                 how: word!(how, HoldEnd),
             }),
-            "downgraded" => Event::Downgraded(DowngradedEvent { hold: field!(hold), asked: field!(asked) }),
-            "denied" => Event::Denied(DeniedEvent {
+            "downgraded" => {
+                HistoryEvent::Downgraded(DowngradedEvent { hold: field!(hold), asked: field!(asked) })
+            }
+            "denied" => HistoryEvent::Denied(DeniedEvent {
                 service: field!(service),
                 locks: field!(locks),
                 asked: field!(asked),
                 why: field!(why),
             }),
-            "status" => Event::Status(StatusEvent {
+            "status" => HistoryEvent::Status(StatusEvent {
                 service: field!(service),
                 lock: field!(lock),
                 token: field!(token),
                 asked: field!(asked),
                 answer: word!(answer, TokenAnswer),
             }),
-            "listed" => Event::Listed(ListedEvent {
+            "listed" => HistoryEvent::Listed(ListedEvent {
                 service: field!(service),
                 lock: field!(lock),
                 asked: field!(asked),
                 tokens: field!(tokens),
             }),
-            "entered" => Event::Entered(EnteredEvent {
+            "entered" => HistoryEvent::Entered(EnteredEvent {
                 resource: field!(resource),
                 service: field!(service),
                 lock: field!(lock),
@@ -164,12 +166,12 @@ impl Fields<'_> {
                 asked: field!(asked),
                 verdict: word!(verdict, FenceVerdict),
             }),
-            "read" => Event::Read(ReadEvent {
+            "read" => HistoryEvent::Read(ReadEvent {
                 resource: field!(resource),
                 asked: field!(asked),
                 version: field!(version),
             }),
-            "wrote" => Event::Wrote(WroteEvent {
+            "wrote" => HistoryEvent::Wrote(WroteEvent {
                 resource: field!(resource),
                 service: field!(service),
                 lock: field!(lock),
@@ -179,7 +181,7 @@ impl Fields<'_> {
                 made: field!(made),
                 outcome: word!(outcome, WriteOutcome),
             }),
-            "fault" => Event::Fault(FaultEvent {
+            "fault" => HistoryEvent::Fault(FaultEvent {
                 fault: field!(fault),
                 target: field!(target),
                 begins: field!(begins),
@@ -195,11 +197,11 @@ mod tests {
 
     use super::*;
 
-    fn events() -> impl Strategy<Value = Event> {
-        // Line feeds, quotes and all.
+    fn events() -> impl Strategy<Value = HistoryEvent> {
+        // HistoryLine feeds, quotes and all.
         let text = "(?s).*";
         let number = || 0..u64::MAX;
-        let mode = prop_oneof![Just(Mode::Exclusive), Just(Mode::Shared), Just(Mode::Permit)];
+        let mode = prop_oneof![Just(HoldMode::Exclusive), Just(HoldMode::Shared), Just(HoldMode::Permit)];
         let slots = prop::collection::vec((any::<u32>(), any::<u32>()), 0..3);
         let locks = prop::collection::vec(text, 1..3);
         let grant = (number(), text, locks.clone(), any::<bool>(), mode, slots, any::<Option<u64>>());
@@ -207,7 +209,7 @@ mod tests {
             let (hold, service, locks, subtree, mode, slots, token) = first;
             let slots = slots.into_iter().map(|(slot, limit)| SlotOf { slot, limit }).collect();
             let cached = subtree;
-            Event::Granted(GrantedEvent {
+            HistoryEvent::Granted(GrantedEvent {
                 hold,
                 service,
                 locks,
@@ -224,52 +226,60 @@ mod tests {
         let wrote = (wrote, any::<Option<u64>>()).prop_map(
             |(([resource, service, lock, saw, made], asked), token)| {
                 let outcome = WriteOutcome::Unknown;
-                Event::Wrote(WroteEvent { resource, service, lock, token, asked, saw, made, outcome })
+                HistoryEvent::Wrote(WroteEvent { resource, service, lock, token, asked, saw, made, outcome })
             },
         );
         let three = [text, text, text];
         prop_oneof![
             grant,
             wrote,
-            (any::<u32>(), text, text).prop_map(|(format, clock, label)| Event::Writer(WriterEvent {
+            (any::<u32>(), text, text).prop_map(|(format, clock, label)| HistoryEvent::Writer(WriterEvent {
                 format,
                 clock,
                 label
             })),
             (text, any::<i64>(), any::<i64>()).prop_map(|(other, ahead_min, ahead_max)| {
-                Event::Clock(ClockEvent { other, ahead_min, ahead_max })
+                HistoryEvent::Clock(ClockEvent { other, ahead_min, ahead_max })
             }),
-            (number(), number()).prop_map(|(hold, asked)| Event::Downgraded(DowngradedEvent { hold, asked })),
-            (number(), number()).prop_map(|(hold, until)| Event::Ended(EndedEvent {
+            (number(), number())
+                .prop_map(|(hold, asked)| HistoryEvent::Downgraded(DowngradedEvent { hold, asked })),
+            (number(), number()).prop_map(|(hold, until)| HistoryEvent::Ended(EndedEvent {
                 hold,
                 until,
                 how: HoldEnd::Lost
             })),
             (text, locks, number(), text).prop_map(|(service, locks, asked, why)| {
-                Event::Denied(DeniedEvent { service, locks, asked, why })
+                HistoryEvent::Denied(DeniedEvent { service, locks, asked, why })
             }),
             (text, text, number(), number()).prop_map(|(service, lock, token, asked)| {
-                Event::Status(StatusEvent { service, lock, token, asked, answer: TokenAnswer::NeverIssued })
+                HistoryEvent::Status(StatusEvent {
+                    service,
+                    lock,
+                    token,
+                    asked,
+                    answer: TokenAnswer::NeverIssued,
+                })
             }),
             (text, text, number(), any::<Vec<u64>>()).prop_map(|(service, lock, asked, tokens)| {
-                Event::Listed(ListedEvent { service, lock, asked, tokens })
+                HistoryEvent::Listed(ListedEvent { service, lock, asked, tokens })
             }),
             (three, number(), number()).prop_map(|([resource, service, lock], token, asked)| {
                 let verdict = FenceVerdict::Stale;
-                Event::Entered(EnteredEvent { resource, service, lock, token, asked, verdict })
+                HistoryEvent::Entered(EnteredEvent { resource, service, lock, token, asked, verdict })
             }),
             (text, number(), text).prop_map(|(resource, asked, version)| {
-                Event::Read(ReadEvent { resource, asked, version })
+                HistoryEvent::Read(ReadEvent { resource, asked, version })
             }),
-            (text, text, any::<bool>())
-                .prop_map(|(fault, target, begins)| { Event::Fault(FaultEvent { fault, target, begins }) }),
+            (text, text, any::<bool>()).prop_map(|(fault, target, begins)| {
+                HistoryEvent::Fault(FaultEvent { fault, target, begins })
+            }),
         ]
     }
 
     proptest! {
         #[test]
         fn every_line_round_trips(at: u64, by in "(?s).*", event in events()) {
-            let line = Line { at, by, event };
+            let line = HistoryLine { at, by, event };
             let text = line.encode();
             prop_assert!(text.ends_with('\n') && !text[..text.len() - 1].contains('\n'));
             prop_assert_eq!(parse(&text).unwrap(), Some(line));

@@ -6,21 +6,21 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::event::{Event, Line, WriterEvent};
+use crate::event::{HistoryEvent, HistoryLine, WriterEvent};
 
 /// A history that is being written. Clones write as the same writer.
 #[derive(Clone, Debug)]
-pub struct History(Arc<Open>);
+pub struct HistoryWriter(Arc<OpenFile>);
 
 #[derive(Debug)]
-struct Open {
+struct OpenFile {
     file: File,
     by: String,
     holds: AtomicU64,
     failed: AtomicU64,
 }
 
-impl History {
+impl HistoryWriter {
     /// Opens or creates a file and appends the `writer` event. Several processes may append to one file.
     ///
     /// `by`: a name that no other writer has, whatever the host and the process. `at`: the present moment on
@@ -30,8 +30,9 @@ impl History {
     /// The file can't be opened or written.
     pub fn append(path: &Path, by: String, clock: String, label: String, at: u64) -> io::Result<Self> {
         let file = File::options().create(true).append(true).open(path)?;
-        let history = Self(Arc::new(Open { file, by, holds: AtomicU64::new(1), failed: AtomicU64::new(0) }));
-        let writer = Event::Writer(WriterEvent { format: crate::FORMAT, clock, label });
+        let history =
+            Self(Arc::new(OpenFile { file, by, holds: AtomicU64::new(1), failed: AtomicU64::new(0) }));
+        let writer = HistoryEvent::Writer(WriterEvent { format: crate::FORMAT, clock, label });
         (&history.0.file).write_all(history.line(at, writer).as_bytes())?;
         Ok(history)
     }
@@ -42,9 +43,9 @@ impl History {
         self.0.holds.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Appends an event. One that can't be written is counted ([`History::failed`]): a full disk must not
-    /// stop those who work under locks.
-    pub fn write(&self, at: u64, event: Event) {
+    /// Appends an event. One that can't be written is counted ([`HistoryWriter::failed`]): a full disk must
+    /// not stop those who work under locks.
+    pub fn write(&self, at: u64, event: HistoryEvent) {
         if (&self.0.file).write_all(self.line(at, event).as_bytes()).is_err() {
             self.0.failed.fetch_add(1, Ordering::Relaxed);
         }
@@ -56,8 +57,8 @@ impl History {
         self.0.failed.load(Ordering::Relaxed)
     }
 
-    fn line(&self, at: u64, event: Event) -> String {
-        Line { at, by: self.0.by.clone(), event }.encode()
+    fn line(&self, at: u64, event: HistoryEvent) -> String {
+        HistoryLine { at, by: self.0.by.clone(), event }.encode()
     }
 }
 
@@ -70,16 +71,19 @@ mod tests {
     fn writers_of_one_file_append_whole_lines() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("h");
-        let open =
-            |by: &str| History::append(&path, by.to_owned(), "c".to_owned(), "test".to_owned(), 1).unwrap();
+        let open = |by: &str| {
+            HistoryWriter::append(&path, by.to_owned(), "c".to_owned(), "test".to_owned(), 1).unwrap()
+        };
         let writers = [open("a"), open("b")];
         std::thread::scope(|scope| {
             for writer in &writers {
                 scope.spawn(|| {
                     for at in 0..1000 {
                         let hold = writer.next_hold();
-                        writer
-                            .write(at, Event::Ended(EndedEvent { hold, until: at, how: HoldEnd::Released }));
+                        writer.write(
+                            at,
+                            HistoryEvent::Ended(EndedEvent { hold, until: at, how: HoldEnd::Released }),
+                        );
                     }
                 });
             }
@@ -90,7 +94,7 @@ mod tests {
         for by in ["a", "b"] {
             let own = lines.iter().filter(|line| line.by == by);
             let holds = own.filter_map(|line| match &line.event {
-                Event::Ended(ended) => Some(ended.hold),
+                HistoryEvent::Ended(ended) => Some(ended.hold),
                 _ => None,
             });
             assert!(holds.eq(1..=1000), "{by}");
@@ -100,6 +104,6 @@ mod tests {
     #[test]
     fn full_disk_is_counted() {
         let full = Path::new("/dev/full");
-        assert!(History::append(full, "a".into(), "c".into(), "test".into(), 1).is_err());
+        assert!(HistoryWriter::append(full, "a".into(), "c".into(), "test".into(), 1).is_err());
     }
 }

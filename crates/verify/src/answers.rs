@@ -4,11 +4,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use lockkeeper_history::{Line, TokenAnswer};
+use lockkeeper_history::{HistoryLine, TokenAnswer};
 
 use crate::clock::Time;
-use crate::holds::{Hold, LockState, excerpt};
-use crate::report::{Kind, Violation};
+use crate::holds::{CheckedHold, LockState, excerpt};
+use crate::report::{Violation, ViolationKind};
 
 /// How many answers of each kind a lock remembers.
 const KEPT: usize = 64;
@@ -16,16 +16,16 @@ const KEPT: usize = 64;
 /// What was said of holds that may not be known yet, or not have ended.
 #[derive(Default)]
 pub(crate) struct Answers {
-    denied: VecDeque<Denied>,
-    current: VecDeque<Current>,
+    denied: VecDeque<SaidDenied>,
+    current: VecDeque<SaidCurrent>,
 }
 
 /// An answer that says of some tokens: nobody holds the lock with them.
-struct Denied {
+struct SaidDenied {
     asked: Time,
     at: Time,
     what: Tokens,
-    line: Arc<Line>,
+    line: Arc<HistoryLine>,
 }
 
 enum Tokens {
@@ -34,13 +34,13 @@ enum Tokens {
 }
 
 /// An answer that says of a token: it is that of a hold.
-struct Current {
+struct SaidCurrent {
     token: u64,
     asked: Time,
     at: Time,
 }
 
-impl Denied {
+impl SaidDenied {
     fn denies(&self, token: u64) -> bool {
         match &self.what {
             Tokens::One(one) => *one == token,
@@ -49,7 +49,7 @@ impl Denied {
     }
 
     /// Whether a hold that lasted until `until` was there all the time.
-    fn contradicts(&self, hold: &Hold, until: Time) -> bool {
+    fn contradicts(&self, hold: &CheckedHold, until: Time) -> bool {
         let covers = hold.from < self.asked && self.at < until;
         covers && hold.token.is_some_and(|token| self.denies(token))
     }
@@ -57,7 +57,7 @@ impl Denied {
 
 impl Answers {
     /// A hold was certainly held until `until`.
-    pub(crate) fn held_until(&self, hold: &Hold, until: Time, lock: &str, found: &mut Vec<Violation>) {
+    pub(crate) fn held_until(&self, hold: &CheckedHold, until: Time, lock: &str, found: &mut Vec<Violation>) {
         let of_it = self.current.iter().filter(|current| Some(current.token) == hold.token);
         let until = of_it.map(|current| current.asked).fold(until, Time::max);
         for denied in self.denied.iter().filter(|denied| denied.contradicts(hold, until)) {
@@ -78,10 +78,10 @@ fn push_bounded<T>(queue: &mut VecDeque<T>, value: T) {
     }
 }
 
-fn contradiction(hold: &Hold, denied: &Denied, lock: &str) -> Violation {
+fn contradiction(hold: &CheckedHold, denied: &SaidDenied, lock: &str) -> Violation {
     let token = hold.token.unwrap_or_default();
     Violation {
-        kind: Kind::Answer,
+        kind: ViolationKind::Answer,
         text: format!("the lock service did not know token {token} of `{lock}`, which was held all the time"),
         lines: excerpt([&hold.granted, &denied.line].into_iter().chain(&hold.ended)),
     }
@@ -94,7 +94,7 @@ impl LockState {
         lock: &str,
         (token, answer): (u64, TokenAnswer),
         (asked, at): (Time, Time),
-        line: &Arc<Line>,
+        line: &Arc<HistoryLine>,
         found: &mut Vec<Violation>,
     ) {
         if self.has_cached {
@@ -109,7 +109,7 @@ impl LockState {
                 {
                     let text = format!("token {token} of `{lock}` was said to be above all, after {highest}");
                     let lines = excerpt([before, line].into_iter());
-                    found.push(Violation { kind: Kind::Answer, text, lines });
+                    found.push(Violation { kind: ViolationKind::Answer, text, lines });
                 }
             }
         }
@@ -121,7 +121,7 @@ impl LockState {
         lock: &str,
         tokens: &[u64],
         (asked, at): (Time, Time),
-        line: &Arc<Line>,
+        line: &Arc<HistoryLine>,
         found: &mut Vec<Violation>,
     ) {
         if self.has_cached {
@@ -138,21 +138,25 @@ impl LockState {
         lock: &str,
         token: u64,
         (asked, at): (Time, Time),
-        line: &Arc<Line>,
+        line: &Arc<HistoryLine>,
         found: &mut Vec<Violation>,
     ) {
         // It was held at some moment of the call: granted before the end, and not ended before the beginning.
         if let Some(hold) = self.of_token(token) {
             hold.from = hold.from.min(at);
         }
-        push_bounded(&mut self.answers.current, Current { token, asked, at });
+        push_bounded(&mut self.answers.current, SaidCurrent { token, asked, at });
         let Some(hold) = self.holds().find(|hold| hold.token == Some(token)) else {
             self.order.issued(at, token, line);
             return self.held(token, at, line, lock, found);
         };
         if let Some((_, Violation { text, mut lines, .. })) = self.lasted(hold, asked, lock) {
             lines.push((**line).clone());
-            found.push(Violation { kind: Kind::Answer, text: format!("{text}, as the service says"), lines });
+            found.push(Violation {
+                kind: ViolationKind::Answer,
+                text: format!("{text}, as the service says"),
+                lines,
+            });
         }
         self.answers.held_until(hold, asked, lock, found);
         self.order.issued(at, token, line);
@@ -164,11 +168,11 @@ impl LockState {
         lock: &str,
         what: Tokens,
         (asked, at): (Time, Time),
-        line: &Arc<Line>,
+        line: &Arc<HistoryLine>,
         found: &mut Vec<Violation>,
     ) {
-        let denied = Denied { asked, at, what, line: Arc::clone(line) };
-        let contradicts = |hold: &&Hold| {
+        let denied = SaidDenied { asked, at, what, line: Arc::clone(line) };
+        let contradicts = |hold: &&CheckedHold| {
             let said = self.answers.current.iter().filter(|current| Some(current.token) == hold.token);
             let seen = said.map(|current| current.asked).max();
             hold.until.max(seen).is_some_and(|until| denied.contradicts(hold, until))

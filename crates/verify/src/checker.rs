@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use lockkeeper_history::{
-    EndedEvent, EnteredEvent, Event, FenceVerdict, GrantedEvent, Line, Mode, WriteOutcome, WroteEvent,
+    EndedEvent, EnteredEvent, FenceVerdict, GrantedEvent, HistoryEvent, HistoryLine, HoldMode, WriteOutcome,
+    WroteEvent,
 };
 
 use crate::clock::{Ahead, Clocks, Time};
-use crate::holds::{Hold, LockState};
+use crate::holds::{CheckedHold, LockState};
 use crate::report::{Counts, Violation};
 use crate::resource::ResourceState;
 
@@ -22,7 +23,7 @@ pub struct Checker {
     clocks: Clocks,
     /// The writers, and the clock of each.
     writers: HashMap<String, Writer>,
-    services: HashMap<String, Service>,
+    services: HashMap<String, ServiceState>,
     resources: HashMap<String, ResourceState>,
     /// The open holds: their locks.
     open: HashMap<(u32, u64), OpenHold>,
@@ -37,7 +38,7 @@ struct Writer {
 }
 
 #[derive(Default)]
-struct Service {
+struct ServiceState {
     locks: BTreeMap<String, LockState>,
     /// Whether a hold has ever covered the names below its own.
     has_subtrees: bool,
@@ -51,7 +52,7 @@ struct OpenHold {
 impl Checker {
     /// Checks the next line. Lines may be out of order: what is late is compared with what is still
     /// remembered.
-    pub fn push(&mut self, line: Line) {
+    pub fn push(&mut self, line: HistoryLine) {
         self.counts.lines += 1;
         let line = Arc::new(line);
         let writer = self.writer(&line.by);
@@ -59,20 +60,22 @@ impl Checker {
         let moment = Moments { ahead, at: Ahead::latest(ahead, line.at) };
         let mut found = Vec::new();
         match &line.event {
-            Event::Writer(event) => {
+            HistoryEvent::Writer(event) => {
                 self.clocks.used(&event.clock);
                 if let Some(writer) = self.writers.get_mut(&line.by) {
                     writer.clock = Some(event.clock.clone());
                 }
             }
-            Event::Clock(event) => {
+            HistoryEvent::Clock(event) => {
                 if let Some(own) = writer.clock {
                     self.clocks.measured(&own, event);
                 }
             }
-            Event::Granted(event) => self.granted(writer.number, event, moment, &line, &mut found),
-            Event::Ended(event) => self.ended((writer.number, event.hold), event, moment, &line, &mut found),
-            Event::Downgraded(event) => {
+            HistoryEvent::Granted(event) => self.granted(writer.number, event, moment, &line, &mut found),
+            HistoryEvent::Ended(event) => {
+                self.ended((writer.number, event.hold), event, moment, &line, &mut found)
+            }
+            HistoryEvent::Downgraded(event) => {
                 let id = (writer.number, event.hold);
                 let times = (Ahead::earliest(ahead, event.asked), moment.at);
                 if let Some(hold) = self.open.get(&id)
@@ -85,28 +88,28 @@ impl Checker {
                     }
                 }
             }
-            Event::Denied(_) => self.counts.denials += 1,
-            Event::Status(event) => {
+            HistoryEvent::Denied(_) => self.counts.denials += 1,
+            HistoryEvent::Status(event) => {
                 self.counts.questions += 1;
                 let times = moment.call(event.asked);
                 let lock = self.lock(&event.service, &event.lock);
                 lock.asked_about(&event.lock, (event.token, event.answer), times, &line, &mut found);
             }
-            Event::Listed(event) => {
+            HistoryEvent::Listed(event) => {
                 self.counts.questions += 1;
                 let times = moment.call(event.asked);
                 let lock = self.lock(&event.service, &event.lock);
                 lock.listed(&event.lock, &event.tokens, times, &line, &mut found);
             }
-            Event::Entered(event) => self.entered(event, moment, &line, &mut found),
-            Event::Read(event) => {
+            HistoryEvent::Entered(event) => self.entered(event, moment, &line, &mut found),
+            HistoryEvent::Read(event) => {
                 self.counts.fenced += 1;
                 let asked = moment.call(event.asked).0;
                 let resource = self.resources.entry(event.resource.clone()).or_default();
                 resource.seen(&event.resource, event.version.clone(), asked, &line, &mut found);
             }
-            Event::Wrote(event) => self.wrote(event, moment, &line, &mut found),
-            Event::Fault(event) => self.counts.faults += u64::from(event.begins),
+            HistoryEvent::Wrote(event) => self.wrote(event, moment, &line, &mut found),
+            HistoryEvent::Fault(event) => self.counts.faults += u64::from(event.begins),
         }
         self.counts.violations += found.len() as u64;
         found.truncate(FOUND.saturating_sub(self.found.len()));
@@ -152,14 +155,14 @@ impl Checker {
         writer: u32,
         event: &GrantedEvent,
         moment: Moments,
-        line: &Arc<Line>,
+        line: &Arc<HistoryLine>,
         found: &mut Vec<Violation>,
     ) {
         self.counts.grants += 1;
         let id = (writer, event.hold);
         let asked = moment.call(event.asked).0;
         for (index, name) in event.locks.iter().enumerate() {
-            let hold = Hold {
+            let hold = CheckedHold {
                 id,
                 mode: event.mode,
                 subtree: event.subtree,
@@ -174,7 +177,7 @@ impl Checker {
             lock.has_cached |= event.cached;
             lock.granted(hold, name, asked, found);
             let dead = lock.take_dead();
-            if let (Mode::Exclusive, Some(token), [_], false) =
+            if let (HoldMode::Exclusive, Some(token), [_], false) =
                 (event.mode, event.token, &event.locks[..], event.subtree)
             {
                 let queued = event.queued.map(|queued| Ahead::latest(moment.ahead, queued));
@@ -196,7 +199,7 @@ impl Checker {
         id: (u32, u64),
         event: &EndedEvent,
         moment: Moments,
-        line: &Arc<Line>,
+        line: &Arc<HistoryLine>,
         found: &mut Vec<Violation>,
     ) {
         let Some(hold) = self.open.remove(&id) else { return };
@@ -216,7 +219,7 @@ impl Checker {
         &mut self,
         event: &EnteredEvent,
         moment: Moments,
-        line: &Arc<Line>,
+        line: &Arc<HistoryLine>,
         found: &mut Vec<Violation>,
     ) {
         self.counts.fenced += 1;
@@ -228,7 +231,13 @@ impl Checker {
         }
     }
 
-    fn wrote(&mut self, event: &WroteEvent, moment: Moments, line: &Arc<Line>, found: &mut Vec<Violation>) {
+    fn wrote(
+        &mut self,
+        event: &WroteEvent,
+        moment: Moments,
+        line: &Arc<HistoryLine>,
+        found: &mut Vec<Violation>,
+    ) {
         self.counts.fenced += 1;
         let (name, times) = (&event.resource, moment.call(event.asked));
         let resource = entry(&mut self.resources, name);
@@ -248,7 +257,7 @@ fn entry<'a, V: Default>(map: &'a mut HashMap<String, V>, key: &str) -> &'a mut 
     map.get_mut(key).unwrap_or_else(|| unreachable!("it was inserted"))
 }
 
-impl Service {
+impl ServiceState {
     /// Compares the hold that has just ended with those of names above and below, where one of both covers
     /// the other.
     fn compare_related(&mut self, name: &str, id: (u32, u64), found: &mut Vec<Violation>) {

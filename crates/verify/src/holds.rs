@@ -6,12 +6,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use lockkeeper_history::{Line, Mode, SlotOf};
+use lockkeeper_history::{HistoryLine, HoldMode, SlotOf};
 
 use crate::answers::Answers;
 use crate::clock::Time;
 use crate::order::TokenOrder;
-use crate::report::{Kind, Violation};
+use crate::report::{Violation, ViolationKind};
 
 /// A hold that is remembered only for those that may still end: more than this many, and those that began
 /// before the others are taken for dead, whose clients never said when they ended.
@@ -20,14 +20,14 @@ const REMEMBERED: usize = 256;
 const TURNS: usize = 64;
 
 /// A hold's token; without one, its writer and its number there.
-type Key = (Option<u64>, Option<(u32, u64)>);
+type HoldKey = (Option<u64>, Option<(u32, u64)>);
 
 /// A hold of one lock.
 #[derive(Debug)]
-pub(crate) struct Hold {
+pub(crate) struct CheckedHold {
     /// The writer and the number of the hold.
     pub(crate) id: (u32, u64),
-    pub(crate) mode: Mode,
+    pub(crate) mode: HoldMode,
     pub(crate) subtree: bool,
     pub(crate) slot: Option<SlotOf>,
     pub(crate) token: Option<u64>,
@@ -35,19 +35,19 @@ pub(crate) struct Hold {
     pub(crate) from: Time,
     /// It was certainly held up to here, once its client has said how it ended.
     pub(crate) until: Option<Time>,
-    pub(crate) granted: Arc<Line>,
-    pub(crate) ended: Option<Arc<Line>>,
+    pub(crate) granted: Arc<HistoryLine>,
+    pub(crate) ended: Option<Arc<HistoryLine>>,
 }
 
-impl Hold {
-    fn key(&self) -> Key {
+impl CheckedHold {
+    fn key(&self) -> HoldKey {
         (self.token, self.token.is_none().then_some(self.id))
     }
 
     fn excludes(&self, other: &Self) -> bool {
         match (self.mode, other.mode) {
-            (Mode::Shared, Mode::Shared) => false,
-            (Mode::Permit, Mode::Permit) => {
+            (HoldMode::Shared, HoldMode::Shared) => false,
+            (HoldMode::Permit, HoldMode::Permit) => {
                 self.slot.zip(other.slot).is_some_and(|(one, other)| one.slot == other.slot)
             }
             _ => true,
@@ -62,10 +62,10 @@ impl Hold {
     }
 
     /// It was held after the token `later` was granted, which is higher.
-    fn outlasts(&self, later: u64, line: &Arc<Line>, lock: &str) -> Violation {
+    fn outlasts(&self, later: u64, line: &Arc<HistoryLine>, lock: &str) -> Violation {
         let token = self.token.unwrap_or_default();
         Violation {
-            kind: Kind::Overlap,
+            kind: ViolationKind::Overlap,
             text: format!(
                 "`{lock}` was held by {} with token {token} after token {later} was granted",
                 self.granted.by
@@ -74,7 +74,7 @@ impl Hold {
         }
     }
 
-    fn lines(&self) -> impl Iterator<Item = &Arc<Line>> {
+    fn lines(&self) -> impl Iterator<Item = &Arc<HistoryLine>> {
         std::iter::once(&self.granted).chain(&self.ended)
     }
 
@@ -82,7 +82,7 @@ impl Hold {
         let token = |hold: &Self| hold.token.map_or(String::new(), |token| format!(" with token {token}"));
         let (one, two) = if self.from <= other.from { (self, other) } else { (other, self) };
         Violation {
-            kind: Kind::Overlap,
+            kind: ViolationKind::Overlap,
             text: format!(
                 "`{lock}` was held by {}{} and by {}{} at once",
                 one.granted.by,
@@ -96,8 +96,8 @@ impl Hold {
 }
 
 /// Lines in the order of their times.
-pub(crate) fn excerpt<'a>(lines: impl Iterator<Item = &'a Arc<Line>>) -> Vec<Line> {
-    let mut lines: Vec<Line> = lines.map(|line| (**line).clone()).collect();
+pub(crate) fn excerpt<'a>(lines: impl Iterator<Item = &'a Arc<HistoryLine>>) -> Vec<HistoryLine> {
+    let mut lines: Vec<HistoryLine> = lines.map(|line| (**line).clone()).collect();
     lines.sort_by_key(|line| line.at);
     lines
 }
@@ -105,8 +105,8 @@ pub(crate) fn excerpt<'a>(lines: impl Iterator<Item = &'a Arc<Line>>) -> Vec<Lin
 /// What is remembered of one lock.
 #[derive(Default)]
 pub(crate) struct LockState {
-    open: Vec<Hold>,
-    closed: VecDeque<Hold>,
+    open: Vec<CheckedHold>,
+    closed: VecDeque<CheckedHold>,
     /// Tokens that the service had certainly issued.
     pub(crate) order: TokenOrder,
     /// Of these, the ones that were holds of this lock.
@@ -114,21 +114,27 @@ pub(crate) struct LockState {
     /// Holds that were taken for dead since the last call of `take_dead`.
     dead: Vec<(u32, u64)>,
     /// Pairs of holds that were told of.
-    told: VecDeque<[Key; 2]>,
+    told: VecDeque<[HoldKey; 2]>,
     pub(crate) answers: Answers,
     /// Whether it was ever cached. Then several tokens are those of one hold, and answers say less.
     pub(crate) has_cached: bool,
     /// Exclusive grants: when they were asked for, and their tokens.
-    turns: VecDeque<(Time, u64, Arc<Line>)>,
+    turns: VecDeque<(Time, u64, Arc<HistoryLine>)>,
 }
 
 impl LockState {
-    pub(crate) fn granted(&mut self, mut hold: Hold, lock: &str, asked: Time, found: &mut Vec<Violation>) {
+    pub(crate) fn granted(
+        &mut self,
+        mut hold: CheckedHold,
+        lock: &str,
+        asked: Time,
+        found: &mut Vec<Violation>,
+    ) {
         if let Some(SlotOf { slot, limit }) = hold.slot
             && slot >= limit
         {
             let text = format!("`{lock}` has {limit} permits, and number {slot} was granted");
-            found.push(Violation { kind: Kind::Permits, text, lines: excerpt(hold.lines()) });
+            found.push(Violation { kind: ViolationKind::Permits, text, lines: excerpt(hold.lines()) });
         }
         if let Some(token) = hold.token {
             hold.from = self.answers.current_by(token).map_or(hold.from, |by| by.min(hold.from));
@@ -139,14 +145,14 @@ impl LockState {
                     "`{lock}` was granted with token {token} to one who asked when token {highest} was known"
                 );
                 found.push(Violation {
-                    kind: Kind::TokenOrder,
+                    kind: ViolationKind::TokenOrder,
                     text,
                     lines: excerpt([line, &hold.granted].into_iter()),
                 });
             } else if let Some(same) = self.holders.of_token(token).filter(|same| same.is_grant()) {
                 let text = format!("`{lock}` was granted twice with token {token}");
                 found.push(Violation {
-                    kind: Kind::TokenOrder,
+                    kind: ViolationKind::TokenOrder,
                     text,
                     lines: excerpt([&same.line, &hold.granted].into_iter()),
                 });
@@ -166,7 +172,7 @@ impl LockState {
         lock: &str,
         (asked, queued): (Time, Option<Time>),
         token: u64,
-        line: &Arc<Line>,
+        line: &Arc<HistoryLine>,
         found: &mut Vec<Violation>,
     ) {
         if let Some(queued) = queued
@@ -178,7 +184,7 @@ impl LockState {
                 before.by, line.by
             );
             found.push(Violation {
-                kind: Kind::QueueOrder,
+                kind: ViolationKind::QueueOrder,
                 text,
                 lines: excerpt([before, line].into_iter()),
             });
@@ -194,12 +200,12 @@ impl LockState {
         &mut self,
         token: u64,
         at: Time,
-        line: &Arc<Line>,
+        line: &Arc<HistoryLine>,
         lock: &str,
         found: &mut Vec<Violation>,
     ) {
-        let lasts = |hold: &&Hold| {
-            let lower = hold.mode == Mode::Exclusive && hold.token.is_some_and(|other| other < token);
+        let lasts = |hold: &&CheckedHold| {
+            let lower = hold.mode == HoldMode::Exclusive && hold.token.is_some_and(|other| other < token);
             lower && hold.until.is_some_and(|until| at < until)
         };
         if let Some(hold) = self.closed.iter().find(lasts) {
@@ -211,14 +217,14 @@ impl LockState {
 
     /// An exclusive hold was still held at `until`: no higher token may have been granted before.
     /// The higher token, if there is one.
-    pub(crate) fn lasted(&self, hold: &Hold, until: Time, lock: &str) -> Option<(u64, Violation)> {
-        let token = hold.token.filter(|_| hold.mode == Mode::Exclusive)?;
+    pub(crate) fn lasted(&self, hold: &CheckedHold, until: Time, lock: &str) -> Option<(u64, Violation)> {
+        let token = hold.token.filter(|_| hold.mode == HoldMode::Exclusive)?;
         let (highest, line) = self.holders.highest_before(until)?;
         (*highest > token).then(|| (*highest, hold.outlasts(*highest, line, lock)))
     }
 
     /// Tells of two holds, once: they may be found when either of both ends.
-    fn tell(&mut self, mut pair: [Key; 2], violation: Violation, found: &mut Vec<Violation>) {
+    fn tell(&mut self, mut pair: [HoldKey; 2], violation: Violation, found: &mut Vec<Violation>) {
         const TOLD: usize = 64;
         pair.sort_unstable();
         if self.told.contains(&pair) {
@@ -241,7 +247,7 @@ impl LockState {
         &mut self,
         id: (u32, u64),
         until: Time,
-        line: &Arc<Line>,
+        line: &Arc<HistoryLine>,
         lock: &str,
         found: &mut Vec<Violation>,
     ) {
@@ -270,14 +276,14 @@ impl LockState {
         &mut self,
         id: (u32, u64),
         (asked, at): (Time, Time),
-        line: &Arc<Line>,
+        line: &Arc<HistoryLine>,
         lock: &str,
         found: &mut Vec<Violation>,
     ) {
         let Some(hold) = self.open.iter().find(|hold| hold.id == id) else { return };
-        let shared = Hold {
+        let shared = CheckedHold {
             id,
-            mode: Mode::Shared,
+            mode: HoldMode::Shared,
             subtree: hold.subtree,
             slot: None,
             token: hold.token,
@@ -292,7 +298,13 @@ impl LockState {
 
     /// Compares an ended hold of another name: one that covers this one, or one that holds of this name may
     /// cover (`is_above`).
-    pub(crate) fn meets_related(&self, hold: &Hold, lock: &str, is_above: bool, found: &mut Vec<Violation>) {
+    pub(crate) fn meets_related(
+        &self,
+        hold: &CheckedHold,
+        lock: &str,
+        is_above: bool,
+        found: &mut Vec<Violation>,
+    ) {
         for other in self.closed.iter().chain(&self.open) {
             let related = !is_above || other.subtree;
             if related && other.id != hold.id && hold.excludes(other) && hold.meets(other) {
@@ -302,17 +314,17 @@ impl LockState {
     }
 
     /// The last hold that has ended.
-    pub(crate) fn last_ended(&self) -> Option<&Hold> {
+    pub(crate) fn last_ended(&self) -> Option<&CheckedHold> {
         self.closed.back()
     }
 
     /// All that are remembered.
-    pub(crate) fn holds(&self) -> impl Iterator<Item = &Hold> {
+    pub(crate) fn holds(&self) -> impl Iterator<Item = &CheckedHold> {
         self.open.iter().chain(self.closed.iter().rev())
     }
 
-    pub(crate) fn of_token(&mut self, token: u64) -> Option<&mut Hold> {
-        let is_it = |hold: &&mut Hold| hold.token == Some(token);
+    pub(crate) fn of_token(&mut self, token: u64) -> Option<&mut CheckedHold> {
+        let is_it = |hold: &&mut CheckedHold| hold.token == Some(token);
         self.open.iter_mut().find(is_it).or_else(|| self.closed.iter_mut().rev().find(is_it))
     }
 
@@ -328,7 +340,7 @@ impl LockState {
         }
         let oldest = self.open.iter().map(|hold| hold.from).min().unwrap_or(Time::MAX);
         while self.closed.len() > FOR_QUESTIONS {
-            let is_over = |hold: &Hold| hold.until.is_none_or(|until| until <= oldest);
+            let is_over = |hold: &CheckedHold| hold.until.is_none_or(|until| until <= oldest);
             let full = self.closed.len() > REMEMBERED;
             if full || self.closed.front().is_some_and(is_over) {
                 self.closed.pop_front();

@@ -9,9 +9,9 @@
 //!
 //! # Invariants
 //!
-//! - **A violation is a proof.** It follows from the lines in its excerpt, whatever happened between them: a
-//!   call took effect after `asked` and before `at`. So late, missing or reordered lines hide a violation, but
-//!   make none.
+//! - **A violation is a proof.** It follows from the lines in its excerpt, whatever happened between them:
+//!   a call took effect after `asked` and before `at`. So late, missing or reordered lines hide a
+//!   violation, but make none.
 //! - Memory does not grow with the length of a history: what a lock keeps is bounded, and so is the number of
 //!   its zombies (holds whose clients died without a last line).
 
@@ -25,6 +25,6 @@ mod report;
 mod resource;
 
 pub use checker::Checker;
-pub use lockkeeper_history::{Event, HoldEnd, Line, LineError, parse};
+pub use lockkeeper_history::{HistoryEvent, HistoryLine, HoldEnd, LineError, parse};
 pub use merge::{MergeError, Merged};
-pub use report::{Counts, Kind, Violation};
+pub use report::{Counts, Violation, ViolationKind};

@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::fmt;
 use std::io::BufRead;
 
-use lockkeeper_history::{Event, Line, LineError, parse};
+use lockkeeper_history::{HistoryEvent, HistoryLine, LineError, parse};
 
 use crate::clock::{Ahead, Clocks, Time};
 
@@ -32,14 +32,14 @@ pub enum MergeErrorKind {
     /// It can't be read.
     Io(std::io::Error),
     /// It is no line of a history.
-    Line(LineError),
+    HistoryLine(LineError),
 }
 
 impl fmt::Display for MergeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.why {
             MergeErrorKind::Io(error) => write!(f, "line {}: {error}", self.line),
-            MergeErrorKind::Line(error) => write!(f, "line {}: {error}", self.line),
+            MergeErrorKind::HistoryLine(error) => write!(f, "line {}: {error}", self.line),
         }
     }
 }
@@ -48,12 +48,12 @@ impl std::error::Error for MergeError {}
 
 /// The lines of several files.
 pub struct Merged<R> {
-    files: Vec<Source<R>>,
+    files: Vec<HistoryFile<R>>,
     clocks: Clocks,
     clock_of: HashMap<String, String>,
 }
 
-struct Source<R> {
+struct HistoryFile<R> {
     reader: R,
     number: u64,
     buffer: String,
@@ -66,7 +66,7 @@ struct Source<R> {
 struct Placed {
     at: Time,
     number: u64,
-    line: Line,
+    line: HistoryLine,
 }
 
 impl PartialEq for Placed {
@@ -89,7 +89,7 @@ impl Ord for Placed {
 impl<R: BufRead> Merged<R> {
     /// Reads these files together.
     pub fn new(files: Vec<R>) -> Self {
-        let source = |reader| Source {
+        let source = |reader| HistoryFile {
             reader,
             number: 0,
             buffer: String::new(),
@@ -128,14 +128,14 @@ impl<R: BufRead> Merged<R> {
             if source.buffer.trim().is_empty() {
                 continue;
             }
-            let parsed = parse(&source.buffer).map_err(|error| wrong(MergeErrorKind::Line(error)))?;
+            let parsed = parse(&source.buffer).map_err(|error| wrong(MergeErrorKind::HistoryLine(error)))?;
             let Some(line) = parsed else { continue };
             match &line.event {
-                Event::Writer(event) => {
+                HistoryEvent::Writer(event) => {
                     self.clocks.used(&event.clock);
                     self.clock_of.insert(line.by.clone(), event.clock.clone());
                 }
-                Event::Clock(event) => {
+                HistoryEvent::Clock(event) => {
                     if let Some(own) = self.clock_of.get(&line.by) {
                         self.clocks.measured(own, event);
                     }
@@ -152,7 +152,7 @@ impl<R: BufRead> Merged<R> {
 }
 
 impl<R: BufRead> Iterator for Merged<R> {
-    type Item = Result<Line, MergeError>;
+    type Item = Result<HistoryLine, MergeError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         for file in 0..self.files.len() {
@@ -161,7 +161,7 @@ impl<R: BufRead> Iterator for Merged<R> {
                 return Some(Err(error));
             }
         }
-        let oldest = |source: &Source<R>| source.held_back.peek().map(|Reverse(placed)| placed.at);
+        let oldest = |source: &HistoryFile<R>| source.held_back.peek().map(|Reverse(placed)| placed.at);
         let next = self
             .files
             .iter_mut()

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use lockkeeper_history::{Event, Line};
+use lockkeeper_history::{HistoryEvent, HistoryLine};
 
 use crate::clock::Time;
 
@@ -21,21 +21,21 @@ pub(crate) struct TokenOrder {
 pub(crate) struct Stamp {
     pub(crate) at: Time,
     pub(crate) token: u64,
-    pub(crate) line: Arc<Line>,
+    pub(crate) line: Arc<HistoryLine>,
     /// The highest token up to here, and its line.
-    highest: (u64, Arc<Line>),
+    highest: (u64, Arc<HistoryLine>),
 }
 
 impl Stamp {
     /// Whether it is known from a grant, and not only from an answer of the service.
     pub(crate) fn is_grant(&self) -> bool {
-        matches!(self.line.event, Event::Granted(_))
+        matches!(self.line.event, HistoryEvent::Granted(_))
     }
 }
 
 impl TokenOrder {
     /// The highest token that was certainly issued before `asked`.
-    pub(crate) fn highest_before(&self, asked: Time) -> Option<&(u64, Arc<Line>)> {
+    pub(crate) fn highest_before(&self, asked: Time) -> Option<&(u64, Arc<HistoryLine>)> {
         // Most questions are about the last few.
         let before = self.stamps.iter().rev().find(|stamp| stamp.at < asked)?;
         Some(&before.highest)
@@ -48,7 +48,7 @@ impl TokenOrder {
         if is_new { None } else { self.stamps.iter().rev().find(|stamp| stamp.token == token) }
     }
 
-    pub(crate) fn issued(&mut self, at: Time, token: u64, line: &Arc<Line>) {
+    pub(crate) fn issued(&mut self, at: Time, token: u64, line: &Arc<HistoryLine>) {
         let place = self.stamps.len() - self.stamps.iter().rev().take_while(|stamp| stamp.at > at).count();
         let stamp = Stamp { at, token, line: Arc::clone(line), highest: (token, Arc::clone(line)) };
         self.stamps.insert(place, stamp);

@@ -1,10 +1,10 @@
 //! What a check has found.
 
-use lockkeeper_history::Line;
+use lockkeeper_history::HistoryLine;
 
 /// What a violation contradicts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Kind {
+pub enum ViolationKind {
     /// Two holds that exclude each other, at the same time (P1, P5).
     Overlap,
     /// A token that is not above that of an earlier grant (P2).
@@ -23,7 +23,7 @@ pub enum Kind {
     TwoLocks,
 }
 
-impl Kind {
+impl ViolationKind {
     /// In one word.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -44,11 +44,11 @@ impl Kind {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
     /// What it contradicts.
-    pub kind: Kind,
+    pub kind: ViolationKind,
     /// In a sentence.
     pub text: String,
     /// The lines that prove it, in the order of their times.
-    pub lines: Vec<Line>,
+    pub lines: Vec<HistoryLine>,
 }
 
 /// How much was checked.

@@ -6,12 +6,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use lockkeeper_history::{Event, Line, WriteOutcome, WroteEvent};
+use lockkeeper_history::{HistoryEvent, HistoryLine, WriteOutcome, WroteEvent};
 
 use crate::clock::Time;
 use crate::holds::excerpt;
 use crate::order::TokenOrder;
-use crate::report::{Kind, Violation};
+use crate::report::{Violation, ViolationKind};
 
 /// How many writes are remembered.
 const KEPT: usize = 4096;
@@ -22,8 +22,8 @@ const CHAIN: usize = 64;
 #[derive(Default)]
 pub(crate) struct ResourceState {
     accepted: TokenOrder,
-    /// Service and lock of its tokens, and the first line that named them.
-    guarded_by: Option<(String, String, Arc<Line>)>,
+    /// ServiceState and lock of its tokens, and the first line that named them.
+    guarded_by: Option<(String, String, Arc<HistoryLine>)>,
     is_told: bool,
     /// Writes that were or may have been done, by the version that they made.
     made: HashMap<String, Write>,
@@ -34,20 +34,20 @@ pub(crate) struct ResourceState {
     /// Acknowledged writes in the order in which they were known.
     done: VecDeque<(Time, String)>,
     /// Those who read a version that nobody has said to have made yet.
-    unknown: HashMap<String, Vec<Seen>>,
+    unknown: HashMap<String, Vec<SeenVersion>>,
 }
 
 struct Write {
     saw: String,
-    line: Arc<Line>,
+    line: Arc<HistoryLine>,
 }
 
 /// Who has read a version, to compare it with what was acknowledged before.
 #[derive(Clone)]
-struct Seen {
+struct SeenVersion {
     version: String,
     asked: Time,
-    line: Arc<Line>,
+    line: Arc<HistoryLine>,
 }
 
 impl ResourceState {
@@ -57,7 +57,7 @@ impl ResourceState {
         resource: &str,
         token: u64,
         (asked, at): (Time, Time),
-        line: &Arc<Line>,
+        line: &Arc<HistoryLine>,
         found: &mut Vec<Violation>,
     ) {
         if let Some((highest, before)) = self.accepted.highest_before(asked)
@@ -65,7 +65,7 @@ impl ResourceState {
         {
             let text = format!("the fence of `{resource}` accepted token {token} after {highest}");
             let lines = excerpt([before, line].into_iter());
-            found.push(Violation { kind: Kind::FenceOrder, text, lines });
+            found.push(Violation { kind: ViolationKind::FenceOrder, text, lines });
         }
         self.accepted.issued(at, token, line);
     }
@@ -75,7 +75,7 @@ impl ResourceState {
         &mut self,
         resource: &str,
         (service, lock): (&str, &str),
-        line: &Arc<Line>,
+        line: &Arc<HistoryLine>,
         found: &mut Vec<Violation>,
     ) {
         match &self.guarded_by {
@@ -88,7 +88,7 @@ impl ResourceState {
                      do not exclude each other"
                 );
                 let lines = excerpt([first, line].into_iter());
-                found.push(Violation { kind: Kind::TwoLocks, text, lines });
+                found.push(Violation { kind: ViolationKind::TwoLocks, text, lines });
                 self.is_told = true;
             }
         }
@@ -99,7 +99,7 @@ impl ResourceState {
         resource: &str,
         event: &WroteEvent,
         (asked, at): (Time, Time),
-        line: &Arc<Line>,
+        line: &Arc<HistoryLine>,
         found: &mut Vec<Violation>,
     ) {
         if event.outcome == WriteOutcome::Stale {
@@ -116,7 +116,7 @@ impl ResourceState {
                     event.saw
                 );
                 let lines = excerpt([&other.line, line].into_iter());
-                found.push(Violation { kind: Kind::LostUpdate, text, lines });
+                found.push(Violation { kind: ViolationKind::LostUpdate, text, lines });
             } else {
                 self.seen(resource, event.saw.clone(), asked, line, found);
             }
@@ -135,13 +135,13 @@ impl ResourceState {
         resource: &str,
         version: String,
         asked: Time,
-        line: &Arc<Line>,
+        line: &Arc<HistoryLine>,
         found: &mut Vec<Violation>,
     ) {
-        self.follow(resource, Seen { version, asked, line: Arc::clone(line) }, found);
+        self.follow(resource, SeenVersion { version, asked, line: Arc::clone(line) }, found);
     }
 
-    fn follow(&mut self, resource: &str, seen: Seen, found: &mut Vec<Violation>) {
+    fn follow(&mut self, resource: &str, seen: SeenVersion, found: &mut Vec<Violation>) {
         let Some((_, last)) = self.done.iter().rev().find(|(at, _)| *at < seen.asked) else { return };
         if *last == seen.version {
             return;
@@ -161,13 +161,13 @@ impl ResourceState {
         }
         if of_seen.iter().any(|version| of_last.contains(version)) {
             let what = match &seen.line.event {
-                Event::Read(_) => "a later reader has not seen it",
+                HistoryEvent::Read(_) => "a later reader has not seen it",
                 _ => "a later write has replaced what was there before",
             };
             let text = format!("the acknowledged version `{last}` of `{resource}` is lost: {what}");
             let lost = self.made.get(last).map(|write| &write.line);
             let lines = excerpt(lost.into_iter().chain([&seen.line]));
-            found.push(Violation { kind: Kind::LostUpdate, text, lines });
+            found.push(Violation { kind: ViolationKind::LostUpdate, text, lines });
         } else if let Some(oldest) = of_seen.last()
             && self.unknown.len() < KEPT
         {

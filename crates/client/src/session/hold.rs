@@ -1,5 +1,7 @@
 //! The caller's side of a request: its progress, and the state behind a guard.
 
+mod recorded;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -9,7 +11,7 @@ use lockkeeper_backend::{
     AcquireRequest, Answer, BackendError, BootInstant, BoxFuture, BreakNotice, Call, CallError, CallResult,
     Capabilities, Granted, HoldChange, LossCause, Push, Responder,
 };
-use lockkeeper_core::{LockName, ModeKind, Seq};
+use lockkeeper_core::Seq;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -18,7 +20,7 @@ use crate::error::{ChangeError, Lost, ReleaseError, VerifyError};
 use crate::machine::cache::{AfterSection, CachedSection};
 use crate::machine::{AcquireLimits, Key, NotAcquired, Releasing};
 use crate::observe;
-use crate::recorder::{RecordedGrant, RecordedHold, Recorder};
+use crate::recorder::RecordedHold;
 
 /// The state of a request and its hold. Guards read it without a lock and without I/O.
 pub(crate) struct HoldStatus {
@@ -428,38 +430,6 @@ impl HoldHandle {
 
     fn unconfirmed_release(&self) -> ReleaseError {
         ReleaseError::Ambiguous { why: self.session.reason(self.hold.refusal().as_deref()) }
-    }
-
-    /// The last moment up to `now` at which a guard counted on the hold.
-    fn claimed_until(&self, now: BootInstant) -> BootInstant {
-        match self.loss_at(now) {
-            Some(_) => BootInstant::from_nanos(self.hold.claimed_until.load(Ordering::SeqCst)).min(now),
-            None => now,
-        }
-    }
-
-    /// Writes the grant to the client's history; `false` if the hold is lost already.
-    pub(crate) fn record(
-        &mut self,
-        recorder: &Recorder,
-        names: &[LockName],
-        (mode, subtree): (ModeKind, bool),
-        asked: BootInstant,
-    ) -> bool {
-        let at = BootInstant::now();
-        if self.loss_at(at).is_some() {
-            return false;
-        }
-        let (permits, token, cached) =
-            (&self.granted.permits[..], self.granted.token, self.section.is_some());
-        let grant = RecordedGrant { names, mode, subtree, permits, token, cached, asked };
-        self.recorded = Some(recorder.granted(at, grant));
-        true
-    }
-
-    /// Writes to the client's history that others may share the hold.
-    pub(crate) fn record_downgrade(&self) {
-        self.recorded.as_ref().inspect(|recorded| recorded.downgrades());
     }
 
     /// Checks with the backend that the hold is live. One round trip.

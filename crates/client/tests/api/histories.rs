@@ -4,12 +4,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use lockkeeper::{AcquireError, BreakOrder, Locks, TokenStatus, Wait};
-use lockkeeper_verify::{Checker, Counts, Event, Line, Merged};
+use lockkeeper_verify::{Checker, Counts, HistoryEvent, HistoryLine, Merged};
 
 /// The lines of a history, checked.
-fn checked(path: &Path) -> (Vec<Line>, Counts) {
+fn checked(path: &Path) -> (Vec<HistoryLine>, Counts) {
     let file = std::io::BufReader::new(std::fs::File::open(path).unwrap());
-    let lines: Vec<Line> = Merged::new(vec![file]).map(Result::unwrap).collect();
+    let lines: Vec<HistoryLine> = Merged::new(vec![file]).map(Result::unwrap).collect();
     let mut checker = Checker::default();
     for line in &lines {
         checker.push(line.clone());
@@ -19,7 +19,7 @@ fn checked(path: &Path) -> (Vec<Line>, Counts) {
 }
 
 /// The names of the events that `by` wrote, in order.
-fn names<'a>(lines: &'a [Line], by: &str) -> Vec<&'a str> {
+fn names<'a>(lines: &'a [HistoryLine], by: &str) -> Vec<&'a str> {
     lines.iter().filter(|line| line.by == by).map(|line| line.event.name()).collect()
 }
 
@@ -71,7 +71,7 @@ async fn each_way_in_and_out_of_a_lock_is_written_down() {
     ];
     assert_eq!(names(&lines, by), expected);
     assert_eq!((counts.grants, counts.denials, counts.questions), (4, 1, 2));
-    let Event::Ended(last) = &lines.last().unwrap().event else { panic!("{lines:?}") };
+    let HistoryEvent::Ended(last) = &lines.last().unwrap().event else { panic!("{lines:?}") };
     assert_eq!(last.how, lockkeeper_verify::HoldEnd::Lost);
 }
 

@@ -1,11 +1,11 @@
 //! Hand-made histories of each kind of violation, and their nearest good neighbours.
 
-use lockkeeper_history::{GrantedEvent, Mode, TokenAnswer, WriteOutcome};
-use lockkeeper_verify::Kind;
+use lockkeeper_history::{GrantedEvent, HoldMode, TokenAnswer, WriteOutcome};
+use lockkeeper_verify::ViolationKind;
 
 use crate::play::{Play, exclusive};
 
-fn kinds(make: impl FnOnce(&mut Play) -> &mut Play) -> Vec<Kind> {
+fn kinds(make: impl FnOnce(&mut Play) -> &mut Play) -> Vec<ViolationKind> {
     make(&mut Play::default()).kinds()
 }
 
@@ -13,13 +13,13 @@ fn kinds(make: impl FnOnce(&mut Play) -> &mut Play) -> Vec<Kind> {
 fn two_holders_at_once_overlap() {
     // B was granted while A still counted on its hold; told when A ends, or when B does.
     let bad = kinds(|it| it.takes("a", (1, 10), 1).takes("b", (11, 20), 2).ends("a", 1, 30, 31));
-    assert_eq!(bad, [Kind::Overlap]);
+    assert_eq!(bad, [ViolationKind::Overlap]);
     let later = |a: u64, b: u64| {
         kinds(|it| {
             it.takes("a", (1, 10), 1).takes("b", (11, 20), 2).ends("b", 2, b, b).ends("a", 1, a, a + 50)
         })
     };
-    assert_eq!(later(21, 40), [Kind::Overlap]);
+    assert_eq!(later(21, 40), [ViolationKind::Overlap]);
     // A was told of its loss late, but had given up before.
     assert_eq!(later(20, 40), []);
     // Of one that never said how it ended, only the moment of its grant is certain.
@@ -30,7 +30,7 @@ fn two_holders_at_once_overlap() {
             .takes("dead", (5, 20), 2)
             .takes("b", (11, 40), 3)
             .ends("a", 1, 30, 31)),
-        [Kind::Overlap]
+        [ViolationKind::Overlap]
     );
 }
 
@@ -47,7 +47,7 @@ fn violations_come_with_the_lines_that_prove_them() {
 
 #[test]
 fn readers_share_and_writers_do_not() {
-    let shared = || GrantedEvent { mode: Mode::Shared, ..exclusive("x") };
+    let shared = || GrantedEvent { mode: HoldMode::Shared, ..exclusive("x") };
     let two = |writer: bool| {
         kinds(|it| {
             let third = if writer { exclusive("x") } else { shared() };
@@ -55,19 +55,19 @@ fn readers_share_and_writers_do_not() {
             it.ends("a", 1, 25, 26).grant("c", third, (22, 30), 3).ends("b", 2, 40, 40).ends("c", 3, 50, 50)
         })
     };
-    assert_eq!((two(false), two(true)), (vec![], vec![Kind::Overlap]));
+    assert_eq!((two(false), two(true)), (vec![], vec![ViolationKind::Overlap]));
 }
 
 #[test]
 fn downgraded_hold_is_shared_from_then_on() {
     let reader = |times| {
         kinds(|it| {
-            let shared = GrantedEvent { mode: Mode::Shared, ..exclusive("x") };
+            let shared = GrantedEvent { mode: HoldMode::Shared, ..exclusive("x") };
             it.takes("a", (1, 10), 1).grant("b", shared, times, 2).downgrades("a", 1, (30, 35));
             it.ends("b", 2, 60, 60).ends("a", 1, 70, 70)
         })
     };
-    assert_eq!((reader((11, 20)), reader((11, 30))), (vec![Kind::Overlap], vec![]));
+    assert_eq!((reader((11, 20)), reader((11, 30))), (vec![ViolationKind::Overlap], vec![]));
 }
 
 #[test]
@@ -78,8 +78,8 @@ fn permits_are_counted_by_their_slots() {
         })
     };
     assert_eq!(held(1, 2), []);
-    assert_eq!(held(0, 2), [Kind::Overlap]);
-    assert_eq!(held(2, 2), [Kind::Permits]);
+    assert_eq!(held(0, 2), [ViolationKind::Overlap]);
+    assert_eq!(held(2, 2), [ViolationKind::Permits]);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn subtree_covers_the_names_below_it() {
         })
     };
     for tree_first in [true, false] {
-        assert_eq!(beside("a/b/c", tree_first).first(), Some(&Kind::Overlap), "{tree_first}");
+        assert_eq!(beside("a/b/c", tree_first).first(), Some(&ViolationKind::Overlap), "{tree_first}");
         assert_eq!((beside("ab", tree_first), beside("b/a", tree_first)), (vec![], vec![]), "{tree_first}");
     }
 }
@@ -106,7 +106,7 @@ fn subtree_covers_the_names_below_it() {
 fn several_names_of_one_acquire_are_each_held() {
     let both = || GrantedEvent { locks: vec!["y".to_owned(), "x".to_owned()], ..exclusive("") };
     let bad = kinds(|it| it.grant("a", both(), (1, 10), 1).takes("b", (11, 20), 2).ends("a", 1, 30, 30));
-    assert_eq!(bad, [Kind::Overlap]);
+    assert_eq!(bad, [ViolationKind::Overlap]);
 }
 
 #[test]
@@ -124,9 +124,9 @@ fn token_must_be_above_those_known_when_it_was_asked_for() {
         kinds(|it| it.takes("a", (1, 10), 5).ends("a", 5, 11, 12).takes("b", (asked, 30), token))
     };
     assert_eq!(second(13, 6), []);
-    assert_eq!(second(13, 4), [Kind::TokenOrder]);
+    assert_eq!(second(13, 4), [ViolationKind::TokenOrder]);
     assert_eq!(second(9, 4), [], "B may have been granted before A");
-    assert_eq!(second(9, 5), [Kind::TokenOrder], "no token is issued twice");
+    assert_eq!(second(9, 5), [ViolationKind::TokenOrder], "no token is issued twice");
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn queue_is_in_the_order_of_arrival() {
             it.takes("late", (asked, 20), 5).ends("late", 5, 21, 22).grant("early", waited, (1, 30), 6)
         })
     };
-    assert_eq!(first(Some(10), 11), [Kind::QueueOrder]);
+    assert_eq!(first(Some(10), 11), [ViolationKind::QueueOrder]);
     assert_eq!(first(Some(10), 9), [], "it may have been before");
     assert_eq!(first(None, 11), [], "the service promises no order");
 }
@@ -151,11 +151,11 @@ fn answers_about_tokens_were_so_at_some_moment() {
             it.asks(times, token, answer).ends("b", 2, 60, 61)
         })
     };
-    assert_eq!(asked((32, 40), 1, Current), [Kind::Answer], "2 was granted since");
+    assert_eq!(asked((32, 40), 1, Current), [ViolationKind::Answer], "2 was granted since");
     assert_eq!((asked((29, 40), 1, Current), asked((32, 40), 2, Current)), (vec![], vec![]));
-    assert_eq!(asked((32, 40), 2, NotCurrent), [Kind::Answer], "held all the time");
+    assert_eq!(asked((32, 40), 2, NotCurrent), [ViolationKind::Answer], "held all the time");
     assert_eq!((asked((29, 40), 2, NotCurrent), asked((32, 62), 2, NotCurrent)), (vec![], vec![]));
-    assert_eq!(asked((32, 40), 2, NeverIssued), [Kind::Answer]);
+    assert_eq!(asked((32, 40), 2, NeverIssued), [ViolationKind::Answer]);
     assert_eq!(asked((32, 40), 3, NeverIssued), []);
 }
 
@@ -168,15 +168,18 @@ fn lists_of_holders_were_so_at_some_moment() {
         })
     };
     assert_eq!((listed((32, 40), &[2]), listed((22, 40), &[])), (vec![], vec![]));
-    assert_eq!(listed((32, 40), &[]), [Kind::Answer]);
-    assert_eq!(listed((32, 40), &[1, 2]), [Kind::Answer]);
+    assert_eq!(listed((32, 40), &[]), [ViolationKind::Answer]);
+    assert_eq!(listed((32, 40), &[1, 2]), [ViolationKind::Answer]);
 }
 
 #[test]
 fn fence_accepts_no_older_token() {
     let second =
         |asked: u64, token: u64| kinds(|it| it.enters("x", (1, 10), 5).enters("x", (asked, 20), token));
-    assert_eq!((second(11, 4), second(9, 4), second(11, 5)), (vec![Kind::FenceOrder], vec![], vec![]));
+    assert_eq!(
+        (second(11, 4), second(9, 4), second(11, 5)),
+        (vec![ViolationKind::FenceOrder], vec![], vec![])
+    );
 }
 
 #[test]
@@ -185,7 +188,10 @@ fn resource_is_used_under_one_lock() {
     play.enters("x", (1, 10), 5).enters("y", (11, 20), 6).enters("y", (21, 30), 7);
     let violations = play.violations();
     assert_eq!(violations.len(), 1, "told once");
-    assert!(violations[0].kind == Kind::TwoLocks && violations[0].text.contains("do not exclude each other"));
+    assert!(
+        violations[0].kind == ViolationKind::TwoLocks
+            && violations[0].text.contains("do not exclude each other")
+    );
 }
 
 use WriteOutcome::{Done, Stale, Unknown};
@@ -195,7 +201,7 @@ fn acknowledged_updates_stay() {
     // Both have read 0: the second has replaced the first.
     assert_eq!(
         kinds(|it| it.writes((1, 10), ("0", "1"), Done).writes((2, 20), ("0", "2"), Done)),
-        [Kind::LostUpdate]
+        [ViolationKind::LostUpdate]
     );
     assert_eq!(kinds(|it| it.writes((1, 10), ("0", "1"), Done).writes((11, 20), ("1", "2"), Done)), []);
     assert_eq!(kinds(|it| it.writes((1, 10), ("0", "1"), Done).writes((2, 20), ("0", "2"), Stale)), []);
@@ -207,8 +213,8 @@ fn acknowledged_updates_stay() {
         })
     };
     assert_eq!(with_unknown("2"), []);
-    assert_eq!(with_unknown("u"), [Kind::LostUpdate], "2 is lost");
-    assert_eq!(with_unknown("1"), [Kind::LostUpdate], "2 is lost");
+    assert_eq!(with_unknown("u"), [ViolationKind::LostUpdate], "2 is lost");
+    assert_eq!(with_unknown("1"), [ViolationKind::LostUpdate], "2 is lost");
 }
 
 #[test]
@@ -221,7 +227,10 @@ fn reader_sees_what_was_acknowledged() {
         })
     };
     assert_eq!((read(21, "2"), read(19, "1")), (vec![], vec![]));
-    assert_eq!((read(21, "1"), read(21, "0")), (vec![Kind::LostUpdate], vec![Kind::LostUpdate]));
+    assert_eq!(
+        (read(21, "1"), read(21, "0")),
+        (vec![ViolationKind::LostUpdate], vec![ViolationKind::LostUpdate])
+    );
     assert_eq!(read(21, "written by someone who is still waiting for the answer"), []);
 }
 
@@ -234,7 +243,7 @@ fn late_line_of_a_write_settles_what_was_read() {
             it.reads((21, 30), "m").writes((15, 40), (saw, "m"), Unknown)
         })
     };
-    assert_eq!((late("2"), late("1")), (vec![], vec![Kind::LostUpdate]));
+    assert_eq!((late("2"), late("1")), (vec![], vec![ViolationKind::LostUpdate]));
 }
 
 #[test]
@@ -249,8 +258,8 @@ fn clocks_are_compared_by_their_bounds() {
             it.takes("a", (2_001, 2_010), 1).takes("b", (1_011, 1_020), 2).ends("a", 1, 2_050, 2_051)
         })
     };
-    assert_eq!(bad(Some((-1_000, -1_000))), [Kind::Overlap]);
-    assert_eq!(bad(Some((-1_029, -990))), [Kind::Overlap], "at the latest at 2049");
+    assert_eq!(bad(Some((-1_000, -1_000))), [ViolationKind::Overlap]);
+    assert_eq!(bad(Some((-1_029, -990))), [ViolationKind::Overlap], "at the latest at 2049");
     assert_eq!(bad(Some((-1_040, -990))), [], "perhaps at 2060");
     assert_eq!(bad(None), [], "nothing is known of B's clock");
 }

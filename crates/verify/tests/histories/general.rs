@@ -2,7 +2,7 @@
 //! searches all orders: both say the same.
 
 use lockkeeper_history::{
-    EndedEvent, Event, GrantedEvent, HoldEnd, Line, StatusEvent, TokenAnswer, WriterEvent,
+    EndedEvent, GrantedEvent, HistoryEvent, HistoryLine, HoldEnd, StatusEvent, TokenAnswer, WriterEvent,
 };
 use lockkeeper_verify::Checker;
 use todc_utils::{Action, History, Specification, WGLChecker};
@@ -135,7 +135,7 @@ fn is_accepted(calls: &[Call]) -> bool {
     let by = || "a".to_owned();
     let (service, lock) = ("s".to_owned(), "x".to_owned());
     let writer = WriterEvent { format: 1, clock: "c".to_owned(), label: String::new() };
-    let mut lines = vec![Line { at: 0, by: by(), event: Event::Writer(writer) }];
+    let mut lines = vec![HistoryLine { at: 0, by: by(), event: HistoryEvent::Writer(writer) }];
     for call in calls {
         let Call { asked, at, operation } = *call;
         let (at, event) = match operation {
@@ -144,7 +144,7 @@ fn is_accepted(calls: &[Call]) -> bool {
                 let hold = token.unwrap_or_default();
                 (
                     at,
-                    Event::Granted(GrantedEvent {
+                    HistoryEvent::Granted(GrantedEvent {
                         hold,
                         service,
                         locks,
@@ -156,14 +156,14 @@ fn is_accepted(calls: &[Call]) -> bool {
             }
             Operation::End(hold) => {
                 let how = HoldEnd::Released;
-                (asked, Event::Ended(EndedEvent { hold, until: asked, how }))
+                (asked, HistoryEvent::Ended(EndedEvent { hold, until: asked, how }))
             }
             Operation::Status(token, answer) => {
                 let (service, lock) = (service.clone(), lock.clone());
-                (at, Event::Status(StatusEvent { service, lock, token, asked, answer }))
+                (at, HistoryEvent::Status(StatusEvent { service, lock, token, asked, answer }))
             }
         };
-        lines.push(Line { at, by: by(), event });
+        lines.push(HistoryLine { at, by: by(), event });
     }
     lines.sort_by_key(|line| line.at);
     let mut checker = Checker::default();

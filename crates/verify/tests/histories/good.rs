@@ -2,7 +2,7 @@
 //! kind of wrong one, some raise something.
 
 use lockkeeper_history::{
-    EndedEvent, Event, GrantedEvent, HoldEnd, Line, WriteOutcome, WriterEvent, WroteEvent,
+    EndedEvent, GrantedEvent, HistoryEvent, HistoryLine, HoldEnd, WriteOutcome, WriterEvent, WroteEvent,
 };
 use lockkeeper_verify::Checker;
 
@@ -19,12 +19,12 @@ enum Mutant {
 }
 
 /// A history of one lock and one resource: clients take turns; some lose their hold and write afterwards.
-fn history(random: &mut fastrand::Rng, mutant: Mutant) -> Vec<Line> {
+fn history(random: &mut fastrand::Rng, mutant: Mutant) -> Vec<HistoryLine> {
     let clients = 4;
-    let mut lines: Vec<Line> = (0..clients)
+    let mut lines: Vec<HistoryLine> = (0..clients)
         .map(|client| {
             let event = WriterEvent { format: 1, clock: "c".to_owned(), label: String::new() };
-            Line { at: 0, by: client.to_string(), event: Event::Writer(event) }
+            HistoryLine { at: 0, by: client.to_string(), event: HistoryEvent::Writer(event) }
         })
         .collect();
     let (mut now, mut token, mut version) = (10_u64, 100_u64, 0_u64);
@@ -39,7 +39,7 @@ fn history(random: &mut fastrand::Rng, mutant: Mutant) -> Vec<Line> {
         let (service, locks) = ("s".to_owned(), vec!["x".to_owned()]);
         let grant =
             GrantedEvent { hold: turn, service, locks, token: Some(shown), asked, ..GrantedEvent::default() };
-        lines.push(Line { at, by: by.clone(), event: Event::Granted(grant) });
+        lines.push(HistoryLine { at, by: by.clone(), event: HistoryEvent::Granted(grant) });
         let until = at + random.u64(1..30);
         let old = stale.filter(|old| *old != version && mutant == Mutant::NoFence);
         let saw = old.inspect(|_| stale = None).unwrap_or(version).to_string();
@@ -54,11 +54,15 @@ fn history(random: &mut fastrand::Rng, mutant: Mutant) -> Vec<Line> {
             let made = version.to_string();
             let event =
                 WroteEvent { resource, service, lock, token: Some(shown), asked: at, saw, made, outcome };
-            lines.push(Line { at: until - 1, by: by.clone(), event: Event::Wrote(event) });
+            lines.push(HistoryLine { at: until - 1, by: by.clone(), event: HistoryEvent::Wrote(event) });
         }
         let how = if loses { HoldEnd::Lost } else { HoldEnd::Released };
         let told = until + random.u64(0..20);
-        lines.push(Line { at: told, by, event: Event::Ended(EndedEvent { hold: turn, until, how }) });
+        lines.push(HistoryLine {
+            at: told,
+            by,
+            event: HistoryEvent::Ended(EndedEvent { hold: turn, until, how }),
+        });
         now = if mutant == Mutant::Early && random.u8(0..10) == 0 { until.saturating_sub(8) } else { until };
         now = now.max(granted_at + 10);
     }
@@ -66,7 +70,7 @@ fn history(random: &mut fastrand::Rng, mutant: Mutant) -> Vec<Line> {
     lines
 }
 
-fn violations(lines: &[Line]) -> u64 {
+fn violations(lines: &[HistoryLine]) -> u64 {
     let mut checker = Checker::default();
     for line in lines {
         checker.push(line.clone());
@@ -109,11 +113,15 @@ fn memory_is_bounded_however_long_a_history_is() {
     };
     for hold in 1..100_000_u64 {
         let by = "a".to_owned();
-        checker.push(Line { at: hold * 10 + 1, by: by.clone(), event: Event::Granted(grant(hold)) });
+        checker.push(HistoryLine {
+            at: hold * 10 + 1,
+            by: by.clone(),
+            event: HistoryEvent::Granted(grant(hold)),
+        });
         // One in ten never ends: its client died.
         if hold % 10 != 0 {
             let ended = EndedEvent { hold, until: hold * 10 + 5, how: HoldEnd::Released };
-            checker.push(Line { at: hold * 10 + 6, by, event: Event::Ended(ended) });
+            checker.push(HistoryLine { at: hold * 10 + 6, by, event: HistoryEvent::Ended(ended) });
         }
     }
     assert_eq!(checker.counts().violations, 0);

@@ -41,8 +41,8 @@ macro_rules! grant {
 }
 
 /// `(… of the grant, name)`. Matches nothing if the lock isn't free, or if there may be waiters or marks of
-/// finished requests (`contended`): then [`ACQUIRE_CONTENDED`] decides. A statement of its own, since the server
-/// opens all tables that a statement names, needed or not.
+/// finished requests (`contended`): then [`ACQUIRE_CONTENDED`] decides. A statement of its own, since the
+/// server opens all tables that a statement names, needed or not.
 pub(super) const ACQUIRE: &str =
     concat!(grant!(), " WHERE name = ? AND shut_until <= UTC_TIMESTAMP(6) AND contended = 0");
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lockkeeper::{BootInstant, HolderState, LockInfo, WatchEvent};
-use lockkeeper_history::{Event, Line, StatusEvent, TokenAnswer, WriterEvent, service_of};
+use lockkeeper_history::{HistoryEvent, HistoryLine, StatusEvent, TokenAnswer, WriterEvent, service_of};
 use lockkeeper_verify::{Checker, parse};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -109,7 +109,10 @@ impl Followed {
 }
 
 /// Checks what the watches have told.
-fn heard(news: &mut UnboundedReceiver<Result<Line, Failure>>, checker: &mut Checker) -> Result<(), Failure> {
+fn heard(
+    news: &mut UnboundedReceiver<Result<HistoryLine, Failure>>,
+    checker: &mut Checker,
+) -> Result<(), Failure> {
     while let Ok(line) = news.try_recv() {
         checker.push(line?);
     }
@@ -117,7 +120,7 @@ fn heard(news: &mut UnboundedReceiver<Result<Line, Failure>>, checker: &mut Chec
 }
 
 /// Tells of every holder that the service reports, from now on.
-async fn watch(locks: lockkeeper::Locks, url: String, news: UnboundedSender<Result<Line, Failure>>) {
+async fn watch(locks: lockkeeper::Locks, url: String, news: UnboundedSender<Result<HistoryLine, Failure>>) {
     let service = service_of(&url);
     let by = format!("watch {service}");
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -126,11 +129,11 @@ async fn watch(locks: lockkeeper::Locks, url: String, news: UnboundedSender<Resu
         clock: boot.trim().to_owned(),
         label: "lockkeeper verify".to_owned(),
     };
-    let tell = |event: Event| {
+    let tell = |event: HistoryEvent| {
         let at = BootInstant::now().as_nanos();
-        news.send(Ok(Line { at, by: by.clone(), event })).is_ok()
+        news.send(Ok(HistoryLine { at, by: by.clone(), event })).is_ok()
     };
-    tell(Event::Writer(writer));
+    tell(HistoryEvent::Writer(writer));
     loop {
         let mut watch = match locks.watch(None) {
             Ok(watch) => watch,
@@ -150,12 +153,12 @@ async fn watch(locks: lockkeeper::Locks, url: String, news: UnboundedSender<Resu
 }
 
 /// The holders of a lock, as answers.
-fn current<'a>(info: &'a LockInfo, service: &'a str) -> impl Iterator<Item = Event> + 'a {
+fn current<'a>(info: &'a LockInfo, service: &'a str) -> impl Iterator<Item = HistoryEvent> + 'a {
     let live =
         info.holds.iter().filter(|hold| !hold.cached && !matches!(hold.state, HolderState::Closed { .. }));
     live.filter_map(|hold| hold.token).map(|token| {
         let (service, lock, token) = (service.to_owned(), info.name.as_str().to_owned(), token.get());
         // When the service noticed is not known: only that it was before the news arrived.
-        Event::Status(StatusEvent { service, lock, token, asked: 0, answer: TokenAnswer::Current })
+        HistoryEvent::Status(StatusEvent { service, lock, token, asked: 0, answer: TokenAnswer::Current })
     })
 }

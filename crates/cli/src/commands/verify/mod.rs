@@ -94,7 +94,8 @@ impl Report {
 }
 
 fn shown(violation: &Violation) -> Value {
-    let line = |line: &lockkeeper_verify::Line| serde_json::from_str(&line.encode()).unwrap_or(Value::Null);
+    let line =
+        |line: &lockkeeper_verify::HistoryLine| serde_json::from_str(&line.encode()).unwrap_or(Value::Null);
     let lines: Vec<Value> = violation.lines.iter().map(line).collect();
     json!({ "violation": violation.kind.word(), "text": violation.text, "lines": lines })
 }

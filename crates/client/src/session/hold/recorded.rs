@@ -1,0 +1,43 @@
+//! What a hold tells the client's history, if it writes one.
+
+use std::sync::atomic::Ordering;
+
+use lockkeeper_backend::BootInstant;
+use lockkeeper_core::{LockName, ModeKind};
+
+use super::HoldHandle;
+use crate::recorder::{RecordedGrant, Recorder};
+
+impl HoldHandle {
+    /// The last moment up to `now` at which a guard counted on the hold.
+    pub(super) fn claimed_until(&self, now: BootInstant) -> BootInstant {
+        match self.loss_at(now) {
+            Some(_) => BootInstant::from_nanos(self.hold.claimed_until.load(Ordering::SeqCst)).min(now),
+            None => now,
+        }
+    }
+
+    /// Writes the grant to the client's history; `false` if the hold is lost already.
+    pub(crate) fn record(
+        &mut self,
+        recorder: &Recorder,
+        names: &[LockName],
+        (mode, subtree): (ModeKind, bool),
+        asked: BootInstant,
+    ) -> bool {
+        let at = BootInstant::now();
+        if self.loss_at(at).is_some() {
+            return false;
+        }
+        let (permits, token, cached) =
+            (&self.granted.permits[..], self.granted.token, self.section.is_some());
+        let grant = RecordedGrant { names, mode, subtree, permits, token, cached, asked };
+        self.recorded = Some(recorder.granted(at, grant));
+        true
+    }
+
+    /// Writes to the client's history that others may share the hold.
+    pub(crate) fn record_downgrade(&self) {
+        self.recorded.as_ref().inspect(|recorded| recorded.downgrades());
+    }
+}
