@@ -66,7 +66,7 @@ impl Recorder {
     /// An acquire was granted. `at` was read when the hold was valid.
     pub(crate) fn granted(&self, at: BootInstant, grant: RecordedGrant<'_>) -> RecordedHold {
         let number = self.history.next_hold();
-        let RecordedGrant { names, mode, subtree, permits, token, cached, asked } = grant;
+        let RecordedGrant { names, mode, subtree, permits, token, cached, asked, queued } = grant;
         let event = GrantedEvent {
             hold: number,
             service: self.service.to_string(),
@@ -81,7 +81,7 @@ impl Recorder {
             token: token.map(Token::get),
             cached,
             asked: asked.as_nanos(),
-            queued: None,
+            queued: queued.map(BootInstant::as_nanos),
         };
         self.history.write(at.as_nanos(), HistoryEvent::Granted(event));
         RecordedHold { recorder: self.clone(), number }
@@ -126,6 +126,8 @@ pub(crate) struct RecordedGrant<'a> {
     pub(crate) token: Option<Token>,
     pub(crate) cached: bool,
     pub(crate) asked: BootInstant,
+    /// When it was known to wait in its place of a queue that promises the order of arrival.
+    pub(crate) queued: Option<BootInstant>,
 }
 
 impl RecordedHold {

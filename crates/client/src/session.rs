@@ -451,9 +451,10 @@ impl SessionInner {
                 self.lease_changed.notify_waiters();
             }
             Output::Attached(attached) => self.cache().attached(attached),
-            Output::Queued { key, position } => {
+            Output::Queued { key, seq, position } => {
                 self.met_others(state, key);
                 if let Some(caller) = state.callers.get(&key) {
+                    caller.hold.queued((state.generation, seq), self.clock.now());
                     caller.hold.report(RequestProgress::Queued(position));
                 }
             }

@@ -177,9 +177,8 @@ impl Checker {
             lock.has_cached |= event.cached;
             lock.granted(hold, name, asked, found);
             let dead = lock.take_dead();
-            if let (HoldMode::Exclusive, Some(token), [_], false) =
-                (event.mode, event.token, &event.locks[..], event.subtree)
-            {
+            let is_plain = event.mode == HoldMode::Exclusive && !event.subtree && !event.cached;
+            if let (true, Some(token), [_]) = (is_plain, event.token, &event.locks[..]) {
                 let queued = event.queued.map(|queued| Ahead::latest(moment.ahead, queued));
                 lock.took_its_turn(name, (asked, queued), token, line, found);
             }

@@ -172,7 +172,7 @@ impl Machine {
                 // whole wait (R2).
                 self.unanswered.remove(&seq);
                 if !matches!(request.stage, AcquireStage::Early { .. } | AcquireStage::Held(_)) {
-                    out.push(Output::Queued { key, position });
+                    out.push(Output::Queued { key, seq, position });
                 }
             }
             Push::Revoked { seq, .. } => {

@@ -110,6 +110,8 @@ pub enum Output {
     Attached(bool),
     Queued {
         key: Key,
+        /// The request's present seq: with another one, it is at the end of the queue again.
+        seq: Seq,
         position: u64,
     },
     Granted {

@@ -71,6 +71,7 @@ impl SessionInner {
             }
             None => (None, None),
         };
+        caller.hold.granted(state.machine.seq_of(key).map(|seq| (state.generation, seq)));
         caller.hold.report(RequestProgress::Granted(grant, section));
         too_many.inspect(|&key| state.abandon(key));
     }

@@ -51,6 +51,8 @@ struct Reports {
     over: bool,
     /// The last refusal of an attempt, or of the release.
     refusal: Option<Arc<BackendError>>,
+    /// The request that waits (its session's generation and its seq), and when it was first known to wait.
+    queued: Option<((u64, Seq), BootInstant)>,
 }
 
 /// Why a request is not held.
@@ -119,6 +121,20 @@ impl HoldStatus {
     pub(super) fn report(&self, progress: RequestProgress) {
         self.reports().latest = Some(progress);
         self.reported.notify_one();
+    }
+
+    /// The request waits at the service.
+    pub(super) fn queued(&self, request: (u64, Seq), now: BootInstant) {
+        let mut reports = self.reports();
+        if reports.queued.is_none_or(|(known, _)| known != request) {
+            reports.queued = Some((request, now));
+        }
+    }
+
+    /// The request was granted. If it is not the one that had waited, its place in the queue is not known.
+    pub(super) fn granted(&self, request: Option<(u64, Seq)>) {
+        let mut reports = self.reports();
+        reports.queued = reports.queued.filter(|(known, _)| Some(*known) == request);
     }
 
     /// A call of the request was refused, and is repeated. Only refusals of attempts (`is_acquire`) are

@@ -113,8 +113,11 @@ async fn history_of_contending_clients_is_right() {
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();
     }
-    let (_, counts) = checked(&path);
+    let (lines, counts) = checked(&path);
     assert_eq!((counts.grants, counts.writers), (800, 4));
+    let waited =
+        |line: &&HistoryLine| matches!(&line.event, HistoryEvent::Granted(it) if it.queued.is_some());
+    assert!(lines.iter().filter(waited).count() > 20, "places in the queue are written down");
 }
 
 #[tokio::test]

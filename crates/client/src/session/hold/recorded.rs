@@ -31,7 +31,9 @@ impl HoldHandle {
         }
         let (permits, token, cached) =
             (&self.granted.permits[..], self.granted.token, self.section.is_some());
-        let grant = RecordedGrant { names, mode, subtree, permits, token, cached, asked };
+        let waited = self.hold.reports().queued.filter(|_| self.capabilities().fair && !cached);
+        let queued = waited.map(|(_, at)| at);
+        let grant = RecordedGrant { names, mode, subtree, permits, token, cached, asked, queued };
         self.recorded = Some(recorder.granted(at, grant));
         true
     }
