@@ -56,7 +56,10 @@ impl Locks<Unfenced> {
         let connected = backends::connect(url).await?;
         let by_environment = || std::env::var_os(recorder::FILE_VARIABLE).filter(|file| !file.is_empty());
         let recorder = match connected.history.map(Into::into).or_else(by_environment) {
-            Some(file) => Some(Recorder::open(file.as_ref(), url, label)?),
+            Some(file) => {
+                let reach = connected.backend.capabilities().reach;
+                Some(Recorder::open(file.as_ref(), url, label, reach)?)
+            }
             None => None,
         };
         Ok(Self::recorded(connected.backend, label, recorder))

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lockkeeper_backend::{
-    BackendError, BackendErrorKind, BootInstant, HolderState, LockInfo, hex, random_bytes,
+    BackendError, BackendErrorKind, BootInstant, HolderState, LockInfo, Reach, hex, random_bytes,
 };
 use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use lockkeeper_history::{
@@ -43,7 +43,7 @@ pub(crate) struct RecordedHold {
 impl Recorder {
     /// # Errors
     /// The file can't be written.
-    pub(crate) fn open(file: &Path, url: &str, label: &str) -> Result<Self, BackendError> {
+    pub(crate) fn open(file: &Path, url: &str, label: &str, reach: Reach) -> Result<Self, BackendError> {
         let failed = |error| {
             let what = format!("the history `{}` can't be written", file.display());
             BackendError::caused(BackendErrorKind::Operator, what, error)
@@ -53,9 +53,15 @@ impl Recorder {
         // Without a name of the clock, it is one that nobody else has: then nothing is compared by time.
         let clock = boot.map_or_else(|_| hex(&random), |id| id.trim().to_owned());
         let now = BootInstant::now().as_nanos();
+        let of = match reach {
+            Reach::Network => String::new(),
+            Reach::Process if service_of(url, "") == "memory:" => format!("client {}", hex(&random)),
+            Reach::Process => format!("process {} at {clock}", std::process::id()),
+            _ => clock.clone(),
+        };
         let history =
             HistoryWriter::append(file, hex(&random), clock, label.to_owned(), now).map_err(failed)?;
-        let service = std::env::var(SERVICE_VARIABLE).unwrap_or_else(|_| service_of(url));
+        let service = std::env::var(SERVICE_VARIABLE).unwrap_or_else(|_| service_of(url, &of));
         Ok(Self { history, service: service.into() })
     }
 

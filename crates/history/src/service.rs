@@ -1,11 +1,12 @@
 //! The name of a lock service in a history.
 
 /// A URL without what differs between clients: `scheme://host,host/path`, with neither credentials nor
-/// parameters.
+/// parameters. `of`: the host, process or client beyond which the same URL names another service; empty if it
+/// names the same one everywhere.
 #[must_use]
-pub fn service_of(url: &str) -> String {
+pub fn service_of(url: &str, of: &str) -> String {
     let url = url.split('?').next().unwrap_or_default();
-    match url.split_once("://") {
+    let service = match url.split_once("://") {
         Some((scheme, rest)) => {
             let end = rest.find('/').unwrap_or(rest.len());
             let (hosts, path) = rest.split_at(end);
@@ -13,7 +14,8 @@ pub fn service_of(url: &str) -> String {
             format!("{scheme}://{hosts}{path}")
         }
         None => url.to_owned(),
-    }
+    };
+    if of.is_empty() { service } else { format!("{service} of {of}") }
 }
 
 #[cfg(test)]
@@ -28,7 +30,8 @@ mod tests {
             ("file:///tmp/a@b?history=/h", "file:///tmp/a@b"),
             ("memory:x", "memory:x"),
         ] {
-            assert_eq!(service_of(url), service);
+            assert_eq!(service_of(url, ""), service);
         }
+        assert_eq!(service_of("memory:x", "process 5"), "memory:x of process 5");
     }
 }

@@ -25,8 +25,8 @@ pub struct Checker {
     writers: HashMap<String, Writer>,
     services: HashMap<String, ServiceState>,
     resources: HashMap<String, ResourceState>,
-    /// The open holds: their locks.
-    open: HashMap<(u32, u64), OpenHold>,
+    /// The open holds: the lines of their grants.
+    open: HashMap<(u32, u64), Arc<HistoryLine>>,
     counts: Counts,
     found: Vec<Violation>,
 }
@@ -34,7 +34,7 @@ pub struct Checker {
 #[derive(Clone)]
 struct Writer {
     number: u32,
-    clock: Option<String>,
+    clock: Option<Arc<str>>,
 }
 
 #[derive(Default)]
@@ -42,11 +42,6 @@ struct ServiceState {
     locks: BTreeMap<String, LockState>,
     /// Whether a hold has ever covered the names below its own.
     has_subtrees: bool,
-}
-
-struct OpenHold {
-    service: String,
-    locks: Vec<String>,
 }
 
 impl Checker {
@@ -63,7 +58,7 @@ impl Checker {
             HistoryEvent::Writer(event) => {
                 self.clocks.used(&event.clock);
                 if let Some(writer) = self.writers.get_mut(&line.by) {
-                    writer.clock = Some(event.clock.clone());
+                    writer.clock = Some(event.clock.as_str().into());
                 }
             }
             HistoryEvent::Clock(event) => {
@@ -78,7 +73,7 @@ impl Checker {
             HistoryEvent::Downgraded(event) => {
                 let id = (writer.number, event.hold);
                 let times = (Ahead::earliest(ahead, event.asked), moment.at);
-                if let Some(hold) = self.open.get(&id)
+                if let Some(hold) = self.open.get(&id).and_then(|granted| grant_of(granted))
                     && let Some(service) = self.services.get_mut(&hold.service)
                 {
                     for name in &hold.locks {
@@ -189,8 +184,7 @@ impl Checker {
         if event.subtree {
             entry(&mut self.services, &event.service).has_subtrees = true;
         }
-        let (service, locks) = (event.service.clone(), event.locks.clone());
-        self.open.insert(id, OpenHold { service, locks });
+        self.open.insert(id, Arc::clone(line));
     }
 
     fn ended(
@@ -201,7 +195,8 @@ impl Checker {
         line: &Arc<HistoryLine>,
         found: &mut Vec<Violation>,
     ) {
-        let Some(hold) = self.open.remove(&id) else { return };
+        let granted = self.open.remove(&id);
+        let Some(hold) = granted.as_deref().and_then(grant_of) else { return };
         let until = Ahead::earliest(moment.ahead, event.until);
         let Some(service) = self.services.get_mut(&hold.service) else { return };
         for name in &hold.locks {
@@ -245,6 +240,14 @@ impl Checker {
             resource.accepted(name, token, times, line, found);
         }
         resource.wrote(name, event, times, line, found);
+    }
+}
+
+/// What was granted by a line.
+fn grant_of(line: &HistoryLine) -> Option<&GrantedEvent> {
+    match &line.event {
+        HistoryEvent::Granted(event) => Some(event),
+        _ => None,
     }
 }
 

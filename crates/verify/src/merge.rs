@@ -11,7 +11,7 @@ use crate::clock::{Ahead, Clocks, Time};
 
 /// By how much a line may be older than one before it in its file, and still be put in its place. Those that
 /// are later are checked, but compared with less.
-const SLACK_NS: i64 = 1_000_000_000;
+const SLACK_NS: i64 = 100_000_000;
 /// How many lines of a file are kept for that at most.
 const HELD_BACK: usize = 100_000;
 
