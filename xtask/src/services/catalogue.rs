@@ -232,8 +232,11 @@ fn python(args: &[&str]) -> Command {
 const SETPRIV: Need =
     Need { program: "setpriv", package: "util-linux", used_by: "the services that refuse to be root" };
 
-const PIP: Need =
-    Need { program: "pip3", package: "python3-pip", used_by: "the services dynamodb and s3, to install them" };
+const PIP: Need = Need {
+    program: "pip3",
+    package: "python3-pip",
+    used_by: "the services dynamodb and s3, to install them",
+};
 
 /// All services, in the order of display.
 pub(crate) const SERVICES: &[ServiceSpec] = &[
