@@ -201,7 +201,7 @@ const S3: ServiceSpec = ServiceSpec {
     family: "s3",
     port: 16630,
     needs: &[PIP],
-    version: |_| command(&weed(), &["version"]),
+    version: |_| command(weed(), &["version"]),
     prepare: |_| foreign::installed(foreign::SEAWEEDFS).map(drop),
     command: |place| {
         let ports = std::array::from_fn(|part| place.port + part as u16);

@@ -32,7 +32,7 @@ pub(crate) struct ServerKind {
 /// An open connection.
 pub(crate) struct OpenedConnection {
     pub(crate) conn: Conn,
-    /// The server's own id of the connection. Behind a proxy it differs from `conn.id()`, which is the proxy's.
+    /// The server's own id of the connection. Behind a proxy, `conn.id()` is the proxy's id.
     pub(crate) id: u64,
 }
 
@@ -41,8 +41,8 @@ impl MySqlConnector {
         Self { settings: Arc::new(settings), idle_s, last_good: Arc::default(), server: Arc::default() }
     }
 
-    /// The kind of server that the first connection has detected. Before a connection was opened, the default:
-    /// not a node of a cluster.
+    /// The kind of server that the first connection has detected. Before that, the default: not a node of a
+    /// cluster.
     pub(crate) fn server(&self) -> ServerKind {
         self.server.get().copied().unwrap_or(ServerKind { is_galera: false })
     }

@@ -130,8 +130,8 @@ pub(super) fn waiters(prefix: Option<&LockName>, below: bool) -> (String, Vec<my
     (sql, values)
 }
 
-/// Why [`ACQUIRE`] has not granted the lock to a request: the lock's last hold, and the request's place in the
-/// queue.
+/// Why [`ACQUIRE`] has not granted the lock to a request: the lock's last hold, and the request's position
+/// in the queue.
 pub(super) struct Blocked {
     /// The request that has the last hold.
     pub(super) id: Vec<u8>,

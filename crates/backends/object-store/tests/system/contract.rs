@@ -88,8 +88,8 @@ impl Subject for Server {
         drop(held);
     }
 
-    /// The hold of a client that does not respond ends when somebody who waits has observed it for its ttl; in
-    /// Terraform's layout, by a forced unlock.
+    /// The hold of a client that does not respond ends when somebody who waits has observed it for its ttl.
+    /// In Terraform's layout, only a forced unlock ends it.
     async fn take_away(&self, label: &str, name: &str) {
         if !self.layout.is_empty() {
             let object = format!("/lockkeeper/some/locks/{name}.tflock");
