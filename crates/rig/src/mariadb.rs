@@ -263,6 +263,8 @@ pub fn line(port: u16, folder: &Path) -> CommandLine {
         .args([
             format!("--port={port}"),
             data("datadir", ""),
+            // A server that starts deletes the temporary tables in this folder, also those of other servers.
+            data("tmpdir", ""),
             data("socket", "socket"),
             data("pid-file", "pid"),
         ])
