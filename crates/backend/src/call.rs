@@ -186,7 +186,8 @@ pub enum Push {
         /// How it ended.
         end: End,
     },
-    /// The service attached the session to a new stream and sent it what it had missed.
+    /// The session is attached to a stream, for the first time or after a reconnect: from now on, breaks and
+    /// recalls reach the client. Those that happened while there was no stream were pushed just before this.
     Attached,
     /// The session's stream ended at `at`. Unless the service announced it, the lease of a session with
     /// `linger` is valid for at most `linger` after `at`, until a later attach is acknowledged.

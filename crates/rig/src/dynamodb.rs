@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 
 use crate::folder::Folder;
 use crate::port::Port;
-use crate::process::{ProcessSlot, ServerProcess};
+use crate::process::{ProcessSlot, ServerProcess, process_methods};
 use crate::program::CommandLine;
 use crate::s3::{MOTO, PYTHON, installed};
 
@@ -29,6 +29,8 @@ pub struct DynamoDb {
     port: Port,
     folder: Folder,
 }
+
+process_methods!(DynamoDb);
 
 impl DynamoDb {
     /// Starts a server with the empty table [`TABLE`]. `foreign` is the folder with the packages that `cargo
@@ -75,16 +77,6 @@ impl DynamoDb {
         let answer = ask(self.port(), head.as_bytes()).expect("moto answers");
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         make_table(self.port()).expect("moto makes a table");
-    }
-
-    /// SIGSTOP: the server does not answer, its connections stay open.
-    pub fn stop(&self) {
-        self.slot.stop();
-    }
-
-    /// SIGCONT after [`DynamoDb::stop`].
-    pub fn cont(&self) {
-        self.slot.cont();
     }
 }
 

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use crate::folder::Folder;
 use crate::port::Port;
-use crate::process::{ProcessSlot, ServerProcess};
+use crate::process::{ProcessSlot, ServerProcess, process_methods};
 use crate::program::{CommandLine, Program, ask};
 use crate::tls::Certificates;
 
@@ -31,6 +31,8 @@ pub struct Etcd {
     further: Vec<String>,
     folder: Folder,
 }
+
+process_methods!(Etcd, wipe);
 
 impl Etcd {
     /// Starts a server; returns once it answers.
@@ -161,11 +163,6 @@ impl Etcd {
         })
     }
 
-    /// `kill -9`; when this returns, the port is closed.
-    pub fn kill(&self) {
-        self.slot.kill();
-    }
-
     /// Starts the server after [`Etcd::kill`]: on the same port, with the data that are on disk.
     pub fn start_again(&self) {
         self.spawn();
@@ -195,29 +192,6 @@ impl Etcd {
 
     fn wait_until_ready(&self) {
         self.slot.wait_until_ready(SERVER.name, || self.answers());
-    }
-
-    /// SIGSTOP: the server does not answer, its connections stay open. When this returns, the server is
-    /// stopped.
-    pub fn stop(&self) {
-        self.slot.stop();
-    }
-
-    /// SIGCONT after [`Etcd::stop`].
-    pub fn cont(&self) {
-        self.slot.cont();
-    }
-
-    /// Deletes the server's data. A running server is killed first, and then started again without data.
-    pub fn wipe(&self) {
-        let ran = self.slot.pid().is_some();
-        if ran {
-            self.kill();
-        }
-        fs::remove_dir_all(self.folder.data()).expect("our folder is ours");
-        if ran {
-            self.start_again();
-        }
     }
 
     /// Succeeds once the server answers a read that needs a leader.

@@ -32,7 +32,7 @@ pub mod prometheus;
 mod proxy;
 pub mod redis;
 pub mod s3;
-mod seaweedfs;
+pub mod seaweedfs;
 mod sentinel;
 mod shim;
 mod template;

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 
 use crate::folder::{Folder, make_for_unprivileged};
 use crate::port::Port;
-use crate::process::{ProcessSlot, ServerProcess};
+use crate::process::{ProcessSlot, ServerProcess, process_methods};
 use crate::program::{CommandLine, Program, ask, find};
 use crate::template::{copy, copy_of_template};
 use crate::tls::Certificates;
@@ -52,6 +52,8 @@ pub struct MariaDb {
     args: Vec<String>,
     tls: Option<Certificates>,
 }
+
+process_methods!(MariaDb, wipe);
 
 impl MariaDb {
     /// Starts a server; returns once it answers.
@@ -133,7 +135,6 @@ impl MariaDb {
     }
 
     fn started(self) -> Self {
-        prepare(&self.folder.data());
         self.start_again();
         self
     }
@@ -203,15 +204,14 @@ impl MariaDb {
         ask_client(self.port(), args)
     }
 
-    /// `kill -9` of the server; when this returns, the port and all connections are closed.
-    pub fn kill(&self) {
-        self.slot.kill();
-    }
-
     /// Starts the server after [`MariaDb::kill`]: on the same port, with its data.
     pub fn start_again(&self) {
         SERVER.path();
-        let mut line = line(self.port(), &self.folder.data())
+        let data = self.folder.data();
+        if !data.exists() {
+            prepare(&data);
+        }
+        let mut line = line(self.port(), &data)
             .args(["--innodb-flush-log-at-trx-commit=2", "--innodb-flush-method=nosync"]);
         if let Some(tls) = &self.tls {
             for (name, file) in [("ca", &tls.ca), ("cert", &tls.certificate), ("key", &tls.key)] {
@@ -235,30 +235,6 @@ impl MariaDb {
     pub fn restart(&self) {
         self.slot.end(Signal::SIGTERM);
         self.start_again();
-    }
-
-    /// SIGSTOP: the server does not answer, its connections stay open.
-    pub fn stop(&self) {
-        self.slot.stop();
-    }
-
-    /// SIGCONT after [`MariaDb::stop`].
-    pub fn cont(&self) {
-        self.slot.cont();
-    }
-
-    /// Kills the server, deletes its data, and starts it again without data.
-    pub fn wipe(&self) {
-        self.kill();
-        fs::remove_dir_all(self.folder.data()).expect("our folder is ours");
-        prepare(&self.folder.data());
-        self.start_again();
-    }
-
-    /// The pid of the server, if it runs.
-    #[must_use]
-    pub fn pid(&self) -> Option<u32> {
-        self.slot.pid()
     }
 }
 
@@ -287,6 +263,8 @@ pub fn line(port: u16, folder: &Path) -> CommandLine {
         .args([
             format!("--port={port}"),
             data("datadir", ""),
+            // A server that starts deletes the temporary tables in this folder, also those of other servers.
+            data("tmpdir", ""),
             data("socket", "socket"),
             data("pid-file", "pid"),
         ])

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 
 use crate::folder::Folder;
 use crate::port::Port;
-use crate::process::{ProcessSlot, ServerProcess};
+use crate::process::{ProcessSlot, ServerProcess, process_methods};
 use crate::program::{CommandLine, Program};
 
 /// The server.
@@ -19,6 +19,8 @@ pub struct Memcached {
     port: Port,
     folder: Folder,
 }
+
+process_methods!(Memcached);
 
 impl Memcached {
     /// Starts a server; returns once it accepts connections.
@@ -39,11 +41,6 @@ impl Memcached {
         self.port.number()
     }
 
-    /// Ends the server with `kill -9`: its items are lost.
-    pub fn kill(&self) {
-        self.slot.kill();
-    }
-
     /// Starts a killed server, without items.
     pub fn start_again(&self) {
         SERVER.path();
@@ -54,15 +51,5 @@ impl Memcached {
         self.slot.wait_until_ready("memcached", || {
             TcpStream::connect(("127.0.0.1", self.port())).map(drop).map_err(|error| error.to_string())
         });
-    }
-
-    /// Stops the server with SIGSTOP.
-    pub fn stop(&self) {
-        self.slot.stop();
-    }
-
-    /// Continues a stopped server.
-    pub fn cont(&self) {
-        self.slot.cont();
     }
 }

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use crate::folder::Folder;
 use crate::port::Port;
 use crate::postgres::{Postgres, psql};
-use crate::process::{ProcessSlot, ServerProcess};
+use crate::process::{ProcessSlot, ServerProcess, process_methods};
 use crate::program::{CommandLine, Program};
 
 /// The pooler.
@@ -22,6 +22,8 @@ pub struct PgBouncer {
     port: Port,
     folder: Folder,
 }
+
+process_methods!(PgBouncer);
 
 impl PgBouncer {
     /// Starts a pooler; returns once it answers.
@@ -68,11 +70,6 @@ impl PgBouncer {
         psql(&self.url(), sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
-    /// `kill -9`; the connections of all clients are closed.
-    pub fn kill(&self) {
-        self.slot.kill();
-    }
-
     /// Starts the pooler after [`PgBouncer::kill`], on the same port.
     pub fn start_again(&self) {
         SERVER.path();
@@ -82,16 +79,6 @@ impl PgBouncer {
             process.wait_until_ready(SERVER.name, || psql(&self.url(), "select 1").map(|_| ()));
             process
         });
-    }
-
-    /// SIGSTOP: no data are forwarded, connections stay open.
-    pub fn stop(&self) {
-        self.slot.stop();
-    }
-
-    /// SIGCONT after [`PgBouncer::stop`].
-    pub fn cont(&self) {
-        self.slot.cont();
     }
 }
 

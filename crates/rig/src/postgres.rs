@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 
 use crate::folder::{Folder, make_for_unprivileged};
 use crate::port::Port;
-use crate::process::{ProcessSlot, ServerProcess};
+use crate::process::{ProcessSlot, ServerProcess, process_methods};
 use crate::program::{CommandLine, Program, ask, find};
 use crate::template::copy_of_template;
 use crate::tls::Certificates;
@@ -35,6 +35,8 @@ pub struct Postgres {
     tls: Option<Certificates>,
     password: Option<String>,
 }
+
+process_methods!(Postgres);
 
 impl Postgres {
     /// Starts a server; returns once it answers.
@@ -178,12 +180,6 @@ impl Postgres {
         }
     }
 
-    /// `kill -9` of all the server's processes at once; when this returns, the port and all connections are
-    /// closed.
-    pub fn kill(&self) {
-        self.slot.kill();
-    }
-
     /// Starts the server after [`Postgres::kill`]: on the same port, with its data.
     pub fn start_again(&self) {
         SERVER.path();
@@ -223,17 +219,6 @@ impl Postgres {
         self.start_again();
     }
 
-    /// SIGSTOP of all the server's processes: the server does not answer, its connections stay open. When
-    /// this returns, all processes are stopped.
-    pub fn stop(&self) {
-        self.slot.stop();
-    }
-
-    /// SIGCONT after [`Postgres::stop`].
-    pub fn cont(&self) {
-        self.slot.cont();
-    }
-
     /// Deletes the server's data. A running server is killed first, and then started again without data.
     pub fn wipe(&self) {
         let ran = self.pid().is_some();
@@ -246,12 +231,6 @@ impl Postgres {
         if ran {
             self.start_again();
         }
-    }
-
-    /// The pid of the server's first process, if it runs.
-    #[must_use]
-    pub fn pid(&self) -> Option<u32> {
-        self.slot.pid()
     }
 }
 

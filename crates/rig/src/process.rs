@@ -19,6 +19,57 @@ use crate::wait::wait;
 
 const NOT_RUNNING: &str = "it does not run";
 
+/// Defines the methods that all servers have, for a type whose field `slot` is a [`ProcessSlot`]; with
+/// `wipe` also that method, for a server that keeps its data in the folder `data` and makes it when it is
+/// missing.
+macro_rules! process_methods {
+    ($server:ident) => {
+        impl $server {
+            /// `kill -9` of all the server's processes at once; when this returns, its ports and all
+            /// connections are closed.
+            pub fn kill(&self) {
+                self.slot.kill();
+            }
+
+            /// SIGSTOP of all the server's processes: it does not answer, and its connections stay open.
+            /// When this returns, all processes are stopped.
+            pub fn stop(&self) {
+                self.slot.stop();
+            }
+
+            /// SIGCONT after [`Self::stop`].
+            pub fn cont(&self) {
+                self.slot.cont();
+            }
+
+            /// The pid of the server's first process, if it runs.
+            #[must_use]
+            pub fn pid(&self) -> Option<u32> {
+                self.slot.pid()
+            }
+        }
+    };
+    ($server:ident, wipe) => {
+        $crate::process::process_methods!($server);
+
+        impl $server {
+            /// Deletes the server's data. A running server is killed first, and then started again without
+            /// data.
+            pub fn wipe(&self) {
+                let ran = self.pid().is_some();
+                if ran {
+                    self.kill();
+                }
+                std::fs::remove_dir_all(self.folder.data()).expect("our folder is ours");
+                if ran {
+                    self.start_again();
+                }
+            }
+        }
+    };
+}
+pub(crate) use process_methods;
+
 /// The processes of a server that was started. Killed when dropped, if they have not ended.
 pub(crate) struct ServerProcess {
     child: Child,

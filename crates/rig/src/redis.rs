@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use crate::folder::Folder;
 use crate::port::Port;
-use crate::process::{ProcessSlot, ServerProcess};
+use crate::process::{ProcessSlot, ServerProcess, process_methods};
 use crate::program::{CommandLine, Program, ask};
 use crate::shim::{Shim, ShimClock};
 use crate::tls::Certificates;
@@ -33,6 +33,8 @@ pub struct Redis {
     shim: Option<Shim>,
     tls: Option<Certificates>,
 }
+
+process_methods!(Redis, wipe);
 
 impl Redis {
     /// Starts a server; returns once it answers.
@@ -214,11 +216,6 @@ impl Redis {
         })
     }
 
-    /// `kill -9`; when this returns, the port is closed.
-    pub fn kill(&self) {
-        self.slot.kill();
-    }
-
     /// Starts the server after [`Redis::kill`]: on the same port, with the data that are on disk.
     pub fn start_again(&self) {
         SERVER.path();
@@ -249,35 +246,6 @@ impl Redis {
     pub fn restart(&self) {
         self.slot.end(Signal::SIGTERM);
         self.start_again();
-    }
-
-    /// SIGSTOP: the server does not answer, its connections stay open. When this returns, the server is
-    /// stopped.
-    pub fn stop(&self) {
-        self.slot.stop();
-    }
-
-    /// SIGCONT after [`Redis::stop`].
-    pub fn cont(&self) {
-        self.slot.cont();
-    }
-
-    /// Deletes the server's data. A running server is killed first, and then started again without data.
-    pub fn wipe(&self) {
-        let ran = self.pid().is_some();
-        if ran {
-            self.kill();
-        }
-        fs::remove_dir_all(self.folder.data()).expect("our folder is ours");
-        if ran {
-            self.start_again();
-        }
-    }
-
-    /// The server's pid, if it runs.
-    #[must_use]
-    pub fn pid(&self) -> Option<u32> {
-        self.slot.pid()
     }
 
     /// The port for the other nodes of the server's cluster.

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 
 use crate::folder::Folder;
 use crate::port::Port;
-use crate::process::{ProcessSlot, ServerProcess};
+use crate::process::{ProcessSlot, ServerProcess, process_methods};
 use crate::program::{CommandLine, Program};
 
 /// The program that runs moto.
@@ -43,6 +43,8 @@ pub struct S3 {
     port: Port,
     folder: Folder,
 }
+
+process_methods!(S3);
 
 impl S3 {
     /// Starts a server with S3's guarantees for conditional puts: moto. `foreign` is the folder with the
@@ -103,16 +105,6 @@ impl S3 {
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port())
-    }
-
-    /// SIGSTOP: the server does not answer, its connections stay open.
-    pub fn stop(&self) {
-        self.slot.stop();
-    }
-
-    /// SIGCONT after [`S3::stop`].
-    pub fn cont(&self) {
-        self.slot.cont();
     }
 }
 

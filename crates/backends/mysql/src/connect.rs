@@ -22,7 +22,7 @@ pub(crate) struct MySqlConnector {
     server: Arc<OnceLock<ServerKind>>,
 }
 
-/// What the first connection found out.
+/// The kind of server, which the first connection detects.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerKind {
     /// Whether it is a node of a Galera cluster.
@@ -32,7 +32,7 @@ pub(crate) struct ServerKind {
 /// An open connection.
 pub(crate) struct OpenedConnection {
     pub(crate) conn: Conn,
-    /// Its id, as the server itself knows it. Another one than `conn.id()` if a proxy lies in between.
+    /// The server's own id of the connection. Behind a proxy, `conn.id()` is the proxy's id.
     pub(crate) id: u64,
 }
 
@@ -41,7 +41,8 @@ impl MySqlConnector {
         Self { settings: Arc::new(settings), idle_s, last_good: Arc::default(), server: Arc::default() }
     }
 
-    /// What is known of the server once a connection was opened.
+    /// The kind of server that the first connection has detected. Before that, the default: not a node of a
+    /// cluster.
     pub(crate) fn server(&self) -> ServerKind {
         self.server.get().copied().unwrap_or(ServerKind { is_galera: false })
     }

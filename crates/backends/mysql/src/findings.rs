@@ -1,20 +1,23 @@
 //! Reports what the server's settings mean for locks.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use lockkeeper_backend::Finding;
+use lockkeeper_backend::{BackendError, Finding};
 use mysql_async::Row;
 
-use crate::lane::column;
+use crate::answer::explained;
+use crate::lane::{CallLane, column};
 
-/// Names and values; servers leave out what they don't have.
+/// Reads the names and values of these settings. A server returns no row for a setting that its version does
+/// not have.
 pub(crate) const SETTINGS: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('innodb_flush_log_at_trx_commit', \
      'innodb_doublewrite', 'innodb_flush_method', 'log_bin', 'sync_binlog', 'wsrep_on', \
      'rpl_semi_sync_master_enabled', 'rpl_semi_sync_source_enabled', 'group_replication_group_name', 'wait_timeout', \
      'max_statement_time', 'version')";
 
-/// The replicas that read the binary log. Needs the privilege PROCESS.
-pub(crate) const REPLICAS: &str = "SELECT COUNT(*) FROM information_schema.PROCESSLIST \
+/// Counts the replicas that read the binary log. Needs the privilege PROCESS.
+const REPLICAS: &str = "SELECT COUNT(*) FROM information_schema.PROCESSLIST \
                                    WHERE COMMAND IN ('Binlog Dump', 'Binlog Dump GTID')";
 
 type Settings = BTreeMap<String, String>;
@@ -24,10 +27,18 @@ fn settings(rows: &[Row]) -> Settings {
     rows.iter().filter_map(pair).collect()
 }
 
-/// `replicas`: the row of [`REPLICAS`]; `None` if it can't be read.
-pub(crate) fn of_rows(rows: &[Row], replicas: Option<Vec<Row>>) -> Vec<Finding> {
-    let settings = settings(rows);
-    let replicas = replicas.and_then(|rows| column::<u64>(rows.first()?, 0).ok());
+/// For lease rows.
+///
+/// # Errors
+/// The settings can't be read.
+pub(crate) async fn of_rows(calls: &CallLane, limit: Duration) -> Result<Vec<Finding>, BackendError> {
+    let ask = async |doing, sql| {
+        let answer = calls.ask(limit, doing, sql, Vec::new()).await;
+        answer.map_err(|failure| explained(failure, doing))
+    };
+    let settings = settings(&ask("read the settings", SETTINGS).await?.rows);
+    let replicas = ask("count the replicas", REPLICAS).await.ok();
+    let replicas = replicas.and_then(|done| column::<u64>(done.rows.first()?, 0).ok());
     let value = |name: &str| settings.get(name).map_or("", String::as_str);
     let mut findings = Vec::new();
     let mut say = |spoils, says: String| findings.push(Finding { spoils, says });
@@ -113,7 +124,7 @@ pub(crate) fn of_rows(rows: &[Row], replicas: Option<Vec<Row>>) -> Vec<Finding> 
          hand-over takes that much longer"
             .into(),
     );
-    findings
+    Ok(findings)
 }
 
 /// For locks of a connection. `idle_s`: after this time without a probe the server closes a connection.

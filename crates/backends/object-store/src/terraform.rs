@@ -12,7 +12,7 @@ use lockkeeper_backend::io::LeaseThread;
 use lockkeeper_backend::leased::{Attempt, Entry, LeasedConn, Renewed, Store, Tried, Wakes};
 use lockkeeper_backend::{
     Backend, BackendError, BackendErrorKind, BoxFuture, Busy, CallError, Capabilities, Conn, Fencing,
-    Finding, Granted, HolderInfo, LockInfo, Promise, Promises, Push, Spec,
+    Finding, Granted, HolderInfo, LockInfo, Promise, Promises, Push, Spec, decode_meta,
 };
 use lockkeeper_core::{End, LockName};
 use object_store::ObjectStoreExt;
@@ -24,6 +24,8 @@ use super::objects::{ObjectFailure, Objects, Overtaken};
 
 /// Suffix of the objects of locks.
 const SUFFIX: &str = ".tflock";
+/// The operation of our holds.
+const OPERATION: &str = "lockkeeper";
 /// Time limit of an inspection's call.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Locks that a list reads at a time.
@@ -48,6 +50,20 @@ struct LockInfoJson {
     path: String,
 }
 
+impl LockInfoJson {
+    fn is_ours(&self) -> bool {
+        self.operation == OPERATION
+    }
+
+    /// The holder, for display.
+    fn shown(&self) -> String {
+        if self.is_ours() {
+            return self.who.clone();
+        }
+        format!("{} ({} of Terraform)", self.who, self.operation)
+    }
+}
+
 /// The locks of states.
 pub(super) struct TerraformLocks(pub(super) Objects);
 
@@ -69,6 +85,9 @@ pub(super) fn capabilities(backend: &'static str) -> Capabilities {
             rising_tokens: Promise::NotKept("there are no tokens"),
             fenced_sections: Promise::NotKept("there are no tokens for a fence to compare"),
             stable_holds: Promise::KeptIf("nobody forces an unlock while a release is under way"),
+            client_gives_up_first: Promise::NotKept(
+                "a forced unlock frees the lock at once, and its holder learns of it only when it verifies or releases",
+            ),
             harmless_retries: Promise::KeptIf(
                 "no create arrives after the client has given it up: that leaves the lock held (`terraform force-unlock`)",
             ),
@@ -106,8 +125,8 @@ impl TerraformLocks {
         let state = format!("{}/{}", objects.settings.bucket, path.as_ref().trim_end_matches(SUFFIX));
         let content = LockInfoJson {
             id: entry.id.0.clone(),
-            operation: "lockkeeper".to_owned(),
-            info: String::from_utf8_lossy(&attempt.meta).replace('\n', ", "),
+            operation: OPERATION.to_owned(),
+            info: String::from_utf8_lossy(&attempt.meta).into_owned(),
             who: attempt.label.to_string(),
             version: concat!("lockkeeper ", env!("CARGO_PKG_VERSION")).to_owned(),
             created: humantime::format_rfc3339_nanos(SystemTime::now()).to_string(),
@@ -128,7 +147,7 @@ impl TerraformLocks {
                 let again = if held.is_some() { pause } else { Duration::ZERO };
                 Ok(Tried::Waits { ahead: 1, again })
             }
-            held => Ok(Tried::Busy(Busy { holder: held.map(|held| shown(&held)), queued_ahead: 0 })),
+            held => Ok(Tried::Busy(Busy { holder: held.map(|held| held.shown()), queued_ahead: 0 })),
         }
     }
 
@@ -154,15 +173,14 @@ impl TerraformLocks {
         let held = self.read(&name, Instant::now() + LIMIT).await;
         let held = held.map_err(|failure| self.0.explained(failure))?;
         let holder = |held: LockInfoJson| {
-            let about = [
-                ("id", &held.id),
-                ("operation", &held.operation),
-                ("info", &held.info),
-                ("created", &held.created),
-            ];
-            let about = about.into_iter().filter(|(_, value)| !value.is_empty());
-            let meta = about.map(|(key, value)| (key.to_owned(), value.clone())).collect();
-            HolderInfo { meta, ..HolderInfo::exclusive(shown(&held)) }
+            let mut meta = if held.is_ours() {
+                decode_meta(held.info.as_bytes())
+            } else {
+                vec![("operation".to_owned(), held.operation.clone()), ("info".to_owned(), held.info.clone())]
+            };
+            meta.extend([("id".to_owned(), held.id.clone()), ("created".to_owned(), held.created.clone())]);
+            meta.retain(|(_, value)| !value.is_empty());
+            HolderInfo { meta, ..HolderInfo::exclusive(held.shown()) }
         };
         Ok(LockInfo::held_by(name, held.map(holder).into_iter().collect()))
     }
@@ -171,14 +189,6 @@ impl TerraformLocks {
         let names = self.0.names(SUFFIX, prefix).await?;
         let infos = stream::iter(names.into_iter().map(|name| self.lock_info(name))).buffered(READS);
         infos.try_filter(|info| std::future::ready(!info.holds.is_empty())).try_collect().await
-    }
-}
-
-/// The holder, for display.
-fn shown(held: &LockInfoJson) -> String {
-    match held.operation.as_str() {
-        "lockkeeper" => held.who.clone(),
-        operation => format!("{} ({operation} of Terraform)", held.who),
     }
 }
 

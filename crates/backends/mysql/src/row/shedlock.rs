@@ -1,9 +1,13 @@
 //! `layout=shedlock`: lease rows in the table of `ShedLock`, by the statements of its provider that uses the
 //! database's time, so that its users and ours exclude each other.
 //!
-//! `ShedLock` knows no requests: whoever holds is named by `locked_by`, which here begins with the request's
-//! id, followed by its note. A row is free once `lock_until` has passed by `UTC_TIMESTAMP(3)`, as the
-//! session's time zone stores it; so the time zone of the session stays the server's.
+//! The table has no column for a request's id, only `locked_by`, the holder's name. Our holds put the
+//! request's id first in it, then a space and the note, so that a renewal or a release affects its own hold
+//! only.
+//!
+//! A row is free once `lock_until` is in the past. `ShedLock` writes `UTC_TIMESTAMP(3)` to a `TIMESTAMP`
+//! column, which the server converts by the session's time zone: a session with another time zone would read
+//! another time. So our sessions keep the server's default time zone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -143,11 +147,7 @@ impl Backend for ShedLockBackend {
     }
 
     fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
-        Box::pin(async move {
-            let settings = self.store.ask("read the settings", findings::SETTINGS, Vec::new()).await?;
-            let replicas = self.store.ask("count the replicas", findings::REPLICAS, Vec::new()).await;
-            Ok(findings::of_rows(&settings.rows, replicas.ok().map(|done| done.rows)))
-        })
+        Box::pin(findings::of_rows(&self.store.calls, self.store.limit))
     }
 }
 

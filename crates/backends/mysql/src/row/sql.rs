@@ -71,7 +71,7 @@ pub(super) const CONTENDED: &str =
 /// `(name)`.
 pub(super) const CREATE: &str = "INSERT IGNORE INTO lockkeeper_lease (name) VALUES (?)";
 
-/// `(id, id, id, id, name)`: what is in the way of a request: [`Blocked`].
+/// `(id, id, id, id, name)`: why a request was not granted the lock: [`Blocked`].
 pub(super) const BLOCKED: &str = "SELECT l.id, l.token, l.label, l.held_until > UTC_TIMESTAMP(6), \
      TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), l.shut_until), \
      EXISTS (SELECT 1 FROM lockkeeper_gone g WHERE g.id = ?), \
@@ -145,21 +145,26 @@ pub(super) fn waiters(prefix: Option<&LockName>, below: bool) -> (String, Vec<my
     (sql, values)
 }
 
-/// What is in the way of a request.
+/// Why [`ACQUIRE`] has not granted the lock to a request: the lock's last hold, and the request's position
+/// in the queue.
 pub(super) struct Blocked {
+    /// The request that has the last hold.
     pub(super) id: Vec<u8>,
     pub(super) token: i64,
     pub(super) label: String,
-    /// Whether the hold is live.
+    /// Whether the last hold is live.
     pub(super) held: bool,
-    /// Until the hold and its closed time have passed; `None` if they have.
+    /// The time until the hold has expired and the lock is no longer closed; `None` if that time has passed.
     pub(super) left: Option<Duration>,
+    /// Whether this request was finished before: it must not be granted any more.
     pub(super) is_gone: bool,
+    /// Whether this request is in the queue.
     pub(super) waits: bool,
+    /// The number of waiters before this request.
     pub(super) ahead: u64,
-    /// Until the first of the waiters ahead expires.
+    /// The time until the first of these waiters expires.
     pub(super) ahead_left: Option<Duration>,
-    /// Whether the lock's row says that somebody may wait.
+    /// Whether the lock's row is marked as contended.
     pub(super) contended: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The contract suite on SeaweedFS, through a proxy for each client.
+//! The contract suite on SeaweedFS, in both layouts, through a proxy for each client.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,16 +8,22 @@ use lockkeeper::{Locks, Wait};
 use lockkeeper_contract::{Fault, Subject, until};
 use lockkeeper_rig::{Faults, Protocol, SeaweedFs, ServiceRefusal};
 
-use crate::{TTL, address, foreign, url};
+use crate::{TTL, address, foreign, request, url};
 
 struct Server {
     seaweedfs: SeaweedFs,
     faults: Faults,
+    /// In the address.
+    layout: &'static str,
 }
 
 impl Server {
     fn new() -> Self {
-        Self { seaweedfs: SeaweedFs::start(&foreign()), faults: Faults::of(Protocol::S3) }
+        Self { seaweedfs: SeaweedFs::start(&foreign()), faults: Faults::of(Protocol::S3), layout: "" }
+    }
+
+    fn terraform() -> Self {
+        Self { layout: "&layout=terraform", ..Self::new() }
     }
 
     fn address(&self) -> SocketAddr {
@@ -25,7 +31,7 @@ impl Server {
     }
 
     async fn direct(&self, label: &str) -> Locks {
-        Locks::connect_as(&url(self.address(), ""), label).await.unwrap()
+        Locks::connect_as(&url(self.address(), self.layout), label).await.unwrap()
     }
 }
 
@@ -60,7 +66,7 @@ impl Subject for Server {
 
     async fn client(&self, label: &str) -> Locks {
         let proxy = self.faults.proxy(label, self.address());
-        Locks::connect_as(&url(proxy, ""), label).await.unwrap()
+        Locks::connect_as(&url(proxy, self.layout), label).await.unwrap()
     }
 
     fn refusals(&self) -> &'static [(BackendErrorKind, ServiceRefusal)] {
@@ -83,7 +89,13 @@ impl Subject for Server {
     }
 
     /// The hold of a client that does not respond ends when somebody who waits has observed it for its ttl.
+    /// In Terraform's layout, only a forced unlock ends it.
     async fn take_away(&self, label: &str, name: &str) {
+        if !self.layout.is_empty() {
+            let object = format!("/lockkeeper/some/locks/{name}.tflock");
+            assert_eq!(request(self.seaweedfs.port(), "DELETE", &object, "", ""), "204");
+            return;
+        }
         self.faults.cut_off(label);
         let operator = self.direct("operator").await;
         let token = operator.inspect(name).await.unwrap().holds[0].token;
@@ -120,4 +132,5 @@ impl Subject for Server {
 lockkeeper_contract::contract! {
     s3 => Server::new(), page "../../../docs/backends/object-store.md" column 1,
         faults [Fault::RefusedUntilLost, Fault::IdleCut];
+    terraform => Server::terraform();
 }
