@@ -9,7 +9,8 @@ use std::process::Command;
 use std::{env, fs};
 
 use lockkeeper_rig::{
-    Program, etcd, find, mariadb, memcached, network, pgbouncer, postgres, prometheus, redis, zookeeper,
+    Program, etcd, find, mariadb, memcached, network, pgbouncer, postgres, power, prometheus, redis,
+    zookeeper,
 };
 
 use crate::TaskResult;
@@ -201,6 +202,7 @@ const TEST_NEEDS: &[TestNeeds] = &[
         packages: &[COMMAND, RIG],
         needs: &[
             Need::of(network::IP, "the tests of a cluster with a cut network"),
+            Need::of(power::SHUT_DOWN, "the tests of power cuts"),
             Need::of(prometheus::SERVER, "the tests of metrics"),
             Need::of(prometheus::TOOL, "the same"),
         ],

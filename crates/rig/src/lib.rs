@@ -12,8 +12,8 @@
 //! `folder.rs`, then one module for each server.
 //!
 //! When `kill`, `stop` or `wipe` returns, it has taken effect, on all processes of the server. For our own
-//! processes there are networks of hosts whose paths can be cut (`network.rs`), and a shim that changes the
-//! clock and disk of one process. No package of the product depends on this crate.
+//! processes there are networks of hosts whose paths can be cut (`network.rs`), a shim that changes
+//! the clock and disk of one process, and disks whose power can be cut (`power.rs`). No package of the product depends on this crate.
 
 pub mod azurite;
 mod cluster;
@@ -26,6 +26,7 @@ pub mod network;
 pub mod pgbouncer;
 mod port;
 pub mod postgres;
+pub mod power;
 mod process;
 mod program;
 pub mod prometheus;
@@ -50,6 +51,7 @@ pub use network::Network;
 pub use pgbouncer::PgBouncer;
 pub use port::Port;
 pub use postgres::Postgres;
+pub use power::PowerDisk;
 pub use program::{CommandLine, Program, find};
 pub use prometheus::Prometheus;
 pub use proxy::{Faults, Protocol, ServiceRefusal, Traffic};

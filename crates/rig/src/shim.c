@@ -1,4 +1,4 @@
-/* Faults for one process (LD_PRELOAD): a disk whose syncs fail or are slow, and a wall clock that is wrong.
+/* Faults for one process (LD_PRELOAD): a disk whose syncs fail, lie or are slow, and a wall clock that is wrong.
  *
  * The file named by LK_RIG_SHIM is shared memory: the numbers of shim.rs, 64 bits each. The test changes them while the
  * process runs. Only the wall clock is changed; monotonic clocks are not. */
@@ -21,6 +21,7 @@ struct control {
     int64_t syncs;     /* counter of all calls of sync */
     int64_t failed;    /* counter of failed syncs */
     int64_t ahead_sec; /* lead of the wall clock over the true time */
+    int64_t lie;       /* not 0: a sync says that it was done, and is not */
 };
 
 static volatile struct control *control;
@@ -36,7 +37,7 @@ __attribute__((constructor)) static void begin(void)
     control = shared;
 }
 
-/* Returns 0 if the sync may proceed. */
+/* Returns 0 if the sync may proceed, 1 if it must not and succeeds all the same. */
 static int fault(void)
 {
     __sync_fetch_and_add(&control->syncs, 1);
@@ -47,7 +48,7 @@ static int fault(void)
     }
     int64_t left = control->fail_in;
     if (left == 0 || (left > 1 && __sync_sub_and_fetch(&control->fail_in, 1) >= 1))
-        return 0;
+        return control->lie ? 1 : 0;
     __sync_fetch_and_add(&control->failed, 1);
     errno = control->error;
     return -1;
@@ -58,7 +59,8 @@ int fdatasync(int fd)
     static int (*real)(int);
     if (!real)
         real = (int (*)(int))dlsym(RTLD_NEXT, "fdatasync");
-    return fault() ? -1 : real(fd);
+    int faulty = fault();
+    return faulty < 0 ? -1 : faulty ? 0 : real(fd);
 }
 
 int fsync(int fd)
@@ -66,7 +68,8 @@ int fsync(int fd)
     static int (*real)(int);
     if (!real)
         real = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
-    return fault() ? -1 : real(fd);
+    int faulty = fault();
+    return faulty < 0 ? -1 : faulty ? 0 : real(fd);
 }
 
 /* Other libraries may read the clock before begin() has run. */

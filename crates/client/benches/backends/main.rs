@@ -1,8 +1,8 @@
 //! The library's client against a plain loop with the same driver crate, on the same server and in the same
 //! run. The two are measured alternately; one measurement of one of them is a *turn*.
 //!
-//! `cargo bench -p lockkeeper --bench backends --features dynamodb,mysql,redlock,postgres [-- redis redlock
-//! session mysql …]`. Starts the servers that it needs on loopback, and stops them. The results are the
+//! `cargo bench -p lockkeeper --bench backends --features dynamodb,mysql,object-store,postgres,redis,redlock [--
+//! redis redlock session mysql …]`. Starts the servers that it needs on loopback, and stops them. The results are the
 //! ratios; rates depend on the machine.
 
 #![expect(clippy::print_stdout, reason = "a measurement is read by people")]
@@ -11,6 +11,7 @@ mod by_hand;
 mod dynamodb;
 mod handover;
 mod measure;
+mod object_store;
 
 use std::time::Duration;
 
@@ -56,6 +57,9 @@ async fn main() -> Outcome {
     }
     if wanted("dynamodb") {
         dynamodb::measure().await?;
+    }
+    if wanted("s3") {
+        object_store::measure().await?;
     }
     Ok(())
 }

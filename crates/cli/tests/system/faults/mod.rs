@@ -11,6 +11,7 @@ mod directory;
 pub(crate) mod disks;
 mod kept;
 mod load;
+mod power;
 mod server;
 mod snapshots;
 mod stalls;

@@ -8,7 +8,7 @@ mod full;
 mod hostile;
 mod leader;
 mod members;
-mod nodes;
+pub(crate) mod nodes;
 mod rolling;
 mod stops;
 mod timeouts;
