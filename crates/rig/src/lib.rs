@@ -12,8 +12,9 @@
 //! `folder.rs`, then one module for each server.
 //!
 //! When `kill`, `stop` or `wipe` returns, it has taken effect, on all processes of the server. For our own
-//! processes there are networks of hosts whose paths can be cut (`network.rs`), a shim that changes
-//! the clock and disk of one process, and disks whose power can be cut (`power.rs`). No package of the product depends on this crate.
+//! processes there are networks of hosts whose paths can be cut (`network.rs`), a shim that changes the
+//! clock and disk of one process, and disks whose power can be cut (`power.rs`). No package of the product
+//! depends on this crate.
 
 pub mod azurite;
 mod cluster;

@@ -1,9 +1,10 @@
 //! The library's client against a plain loop with the same driver crate, on the same server and in the same
 //! run. The two are measured alternately; one measurement of one of them is a *turn*.
 //!
-//! `cargo bench -p lockkeeper --bench backends --features dynamodb,mysql,object-store,postgres,redis,redlock [--
-//! redis redlock session mysql …]`. Starts the servers that it needs on loopback, and stops them. The results are the
-//! ratios; rates depend on the machine.
+//! `cargo bench -p lockkeeper --bench backends --features
+//! dynamodb,mysql,object-store,postgres,redis,redlock [-- redis redlock session mysql …]`. Starts the
+//! servers that it needs on loopback, and stops them. The results are the ratios; rates depend on the
+//! machine.
 
 #![expect(clippy::print_stdout, reason = "a measurement is read by people")]
 
