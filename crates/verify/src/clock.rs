@@ -21,6 +21,11 @@ pub(crate) struct Ahead {
 impl Ahead {
     const NONE: Self = Self { min: 0, max: 0 };
 
+    /// The middle of the bounds.
+    pub(crate) const fn middle(self) -> i64 {
+        self.min.midpoint(self.max)
+    }
+
     /// The earliest moment at which this clock may have shown `at`.
     pub(crate) fn earliest(of: Option<Self>, at: u64) -> Time {
         of.map_or(Time::MIN, |ahead| signed(at).saturating_sub(ahead.max))
