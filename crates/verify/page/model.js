@@ -4,10 +4,10 @@
 
 const data = JSON.parse(document.getElementById('data').textContent);
 /** Bars of one row that overlap are drawn in lanes; further ones share the last. */
-const LANES_MAX = 10;
+const [LANES_MAX, FAULT_LANES_MAX] = [10, 5];
 
 const writerOf = (line) => data.writers[line.by][0];
-const lockKey = (line, lock) => `${line.service} ${lock}`;
+const lockKey = (service, lock) => `${service} ${lock}`;
 
 /** The number of each lock, which gives its colour. */
 const lockNumbers = new Map();
@@ -38,8 +38,8 @@ function itemsOf(lines) {
   const begun = new Map();
   lines.forEach((line, index) => {
     for (const lock of line.locks ?? (line.lock === undefined ? [] : [line.lock])) {
-      lockNumber(lockKey(line, lock));
-      if (line.resource !== undefined) lockOf.set(line.resource, { service: line.service, lock });
+      lockNumber(lockKey(line.service, lock));
+      if (line.resource !== undefined) lockOf.set(line.resource, [line.service, lock]);
     }
     if (line.event === 'granted') {
       const item = { shape: 'hold', line, from: line.at, to: null, lines: [index] };
@@ -48,46 +48,47 @@ function itemsOf(lines) {
     } else if (line.event === 'ended') {
       const item = holds.get(`${line.by} ${line.hold}`);
       if (item) Object.assign(item, { to: Math.max(line.until, item.from), end: line, lines: [...item.lines, index] });
-      holds.delete(`${line.by} ${line.hold}`);
     } else if (line.event === 'fault') {
       const key = JSON.stringify([line.fault, line.target]);
       if (line.begins) {
         const item = { shape: 'fault', line, from: line.at, to: data.end, lines: [index] };
-        begun.set(key, item);
         faults.push(item);
-      } else if (begun.has(key)) {
-        Object.assign(begun.get(key), { to: line.at, end: line });
-        begun.delete(key);
+        begun.set(key, [...(begun.get(key) ?? []), item]);
+      } else {
+        Object.assign(begun.get(key)?.shift() ?? {}, { to: line.at, end: line });
       }
     } else if (shapeOf(line)) {
       items.push({ shape: shapeOf(line), line, from: line.at, to: line.at, lines: [index] });
     }
   });
-  return { items, faults };
+  return { items, faults, holds };
 }
 
-const { items, faults } = itemsOf(data.lines);
+const { items, faults, holds } = itemsOf(data.lines);
+for (const item of items) {
+  item.locks = locksOf(item);
+  item.colour = item.locks.length > 0 ? lockNumber(lockKey(...item.locks[0])) % 8 : 0;
+}
 
 /** The locks of an item: `[service, lock]`. */
-function locksOf(item) {
-  const { line } = item;
+function locksOf({ line }) {
   if (line.locks) return line.locks.map((lock) => [line.service, lock]);
   if (line.lock !== undefined) return [[line.service, line.lock]];
   if (line.event === 'downgraded') {
-    const hold = items.find((it) => it.line.event === 'granted' && it.line.by === line.by && it.line.hold === line.hold);
+    const hold = holds.get(`${line.by} ${line.hold}`);
     return hold ? locksOf(hold) : [];
   }
   const guard = lockOf.get(line.resource);
-  return guard ? [[guard.service, guard.lock]] : [];
+  return guard ? [guard] : [];
 }
 
 /** Gives each bar the first lane that is free for it. Returns the number of lanes. */
-function assignLanes(bars) {
+function assignLanes(bars, most) {
   const free = [];
   for (const bar of bars) {
     const from = bar.item.line.asked ?? bar.item.from;
     let lane = free.findIndex((end) => end <= from);
-    if (lane < 0) lane = free.length < LANES_MAX ? free.length : LANES_MAX - 1;
+    if (lane < 0) lane = free.length < most ? free.length : most - 1;
     free[lane] = Math.max(free[lane] ?? 0, bar.item.to ?? bar.item.from);
     bar.lane = lane;
   }
@@ -109,21 +110,20 @@ function rowsBy(grouping) {
       const [name, label] = data.writers[item.line.by];
       row(item.line.by, name, label ?? '').entries.push({ item });
     } else {
-      const locks = locksOf(item);
-      for (const [service, lock] of locks) row(lockKey({ service }, lock), lock, services.size > 1 ? service : '').entries.push({ item });
-      if (locks.length === 0 && item.line.resource !== undefined) row(`resource ${item.line.resource}`, item.line.resource, 'resource').entries.push({ item });
+      for (const [service, lock] of item.locks) row(lockKey(service, lock), lock, services.size > 1 ? service : '').entries.push({ item });
+      if (item.locks.length === 0 && item.line.resource !== undefined) row(`resource ${item.line.resource}`, item.line.resource, 'resource').entries.push({ item });
     }
   }
   const all = [...rows.values()].sort((one, other) => one.name.localeCompare(other.name, undefined, { numeric: true }));
   for (const it of all) {
     const bars = it.entries.filter(({ item }) => item.shape === 'hold').sort((one, other) => start(one.item) - start(other.item));
-    it.lanes = assignLanes(bars);
+    it.lanes = assignLanes(bars, LANES_MAX);
   }
   return all;
 }
 
 const faultRow = { name: 'Faults', about: '', entries: faults.map((item) => ({ item })) };
-faultRow.lanes = assignLanes(faultRow.entries);
+faultRow.lanes = assignLanes(faultRow.entries, FAULT_LANES_MAX);
 
 /** Whether an item is about what was searched for. */
 function isAbout(item, query) {
@@ -146,16 +146,16 @@ function duration(ns) {
 function detailsOf(item) {
   const { line, end } = item;
   const token = line.token === undefined ? '' : `, token ${line.token}`;
-  const names = locksOf(item).map(([, lock]) => lock).join(', ');
+  const names = (item.locks ?? []).map(([, lock]) => lock).join(', ');
   const out = [];
   if (item.shape === 'fault') out.push(`Fault: ${line.fault} of ${line.target}`);
-  else if (item.shape === 'hold') out.push(`${names}${token}: held by ${writerOf(line)}`);
+  else if (item.shape === 'hold') out.push(`${names}${token}`);
   else out.push(`${line.event}: ${[names || line.resource, line.verdict ?? line.outcome ?? line.answer ?? line.why].filter(Boolean).join(', ')}${token}`);
   if (line.asked !== undefined) out.push(`asked ${duration(line.at - line.asked)} before`);
   out.push(`at ${(line.at / 1e9).toFixed(6)} s`);
   if (item.shape === 'hold') out.push(end ? `until ${(item.to / 1e9).toFixed(6)} s (${duration(item.to - item.from)}): ${end.how}` : 'its end is not in this page');
   if (item.shape === 'fault') out.push(end ? `for ${duration(item.to - item.from)}` : 'its end is not in the history');
-  if (item.shape !== 'fault') out.push(`by ${writerOf(line)}`);
+  if (item.shape !== 'fault') out.push(`by ${data.writers[line.by].filter(Boolean).join(', ')}`);
   const more = ['mode', 'subtree', 'cached', 'resource', 'version', 'saw', 'made', 'service'].filter((key) => line[key] !== undefined);
   return [...out, ...more.map((key) => `${key}: ${line[key]}`)].join('\n');
 }

@@ -7,8 +7,9 @@ const buttons = [...document.querySelectorAll('[data-violation]')];
 const SPAN = Math.max(data.end, 1);
 /** The whole history, with some room at both ends. */
 const WHOLE = { from: -SPAN * 0.01, to: SPAN * 1.01 };
-const [LANE, MARKS, AXIS, PAD] = [18, 15, 24, 5];
-const state = { view: { ...WHOLE }, grouping: 'writer', query: '', selected: null, proof: new Map(), rows: [], boxes: [] };
+/** The axis has room for the numbers of violations. */
+const [LANE, MARKS, AXIS, PAD] = [18, 15, data.violations.length > 0 ? 44 : 24, 5];
+const state = { view: { ...WHOLE }, grouping: 'writer', query: '', selected: null, proof: new Map(), tokens: new Set(), rows: [], boxes: [] };
 
 let colours = {};
 function readColours() {
@@ -16,10 +17,6 @@ function readColours() {
   const names = ['ground', 'surface', 'hover', 'line', 'line-strong', 'text', 'dim', 'accent', 'good', 'warn', 'warn-line', 'warn-soft', 'bad', 'bad-text', 'k0', 'k1', 'k2', 'k3', 'k4', 'k5', 'k6', 'k7'];
   colours = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }
-const colourOf = (item) => {
-  const [lock] = locksOf(item);
-  return lock ? colours[`k${lockNumber(lockKey({ service: lock[0] }, lock[1])) % 8}`] : colours.dim;
-};
 const FONT = getComputedStyle(document.body).fontFamily;
 const font = (size, weight = 400) => `${weight} ${size}px ${FONT}`;
 
@@ -77,7 +74,7 @@ function stepFor(wanted) {
 
 function draw() {
   const width = scroll.clientWidth;
-  const gutter = width < 560 ? 92 : 150;
+  const gutter = width < 560 ? 104 : 150;
   const top = AXIS + (faults.length ? heightOf(faultRow) : 0);
   const total = top + state.rows.reduce((sum, row) => sum + heightOf(row), 0);
   const height = Math.min(total, Math.max(260, window.innerHeight * 0.68));
@@ -148,9 +145,9 @@ function drawAxis(c, x, height, width) {
   c.textAlign = 'center';
   for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
     c.fillStyle = colours.line;
-    c.fillRect(Math.round(x(at)), AXIS - 4, 1, height);
+    c.fillRect(Math.round(x(at)), 20, 1, height);
     c.fillStyle = colours.dim;
-    if (x(at) > state.gutter + 26 && x(at) < width - 26) c.fillText(`${(at / 1e9).toFixed(digits)} s`, x(at), AXIS / 2);
+    if (x(at) > state.gutter + 26 && x(at) < width - 26) c.fillText(`${(at / 1e9).toFixed(digits)} s`, x(at), 12);
   }
   c.textAlign = 'left';
 }
@@ -166,41 +163,67 @@ function drawLabel(c, { row, y, height }, width) {
   c.fillStyle = isProven ? colours.bad : colours.text;
   c.textBaseline = 'middle';
   c.textAlign = 'left';
-  c.font = font(12.5, 600);
-  c.fillText(cut(c, row.name, state.gutter - 22), 14, y + PAD + LANE / 2);
+  const left = state.gutter < 150 ? 8 : 14;
+  c.font = font(state.gutter < 150 ? 11.5 : 12.5, 600);
+  c.fillText(cut(c, row.name, state.gutter - left - 4), left, y + PAD + LANE / 2);
   if (isProven) c.fillRect(0, y, 4, height - 1);
   c.fillStyle = colours.dim;
   c.font = font(11);
-  if (row.about) c.fillText(cut(c, row.about, state.gutter - 22), 14, y + PAD + LANE / 2 + 15);
+  if (row.about) c.fillText(cut(c, row.about, state.gutter - left - 4), left, y + PAD + LANE / 2 + 15);
 }
 
-/** The moments of violations, across all rows. */
+/** The moments of violations, across all rows, with their numbers. */
 function drawBands(c, x, height) {
+  let right = -1;
   data.violations.forEach(({ moment: [begin, end] }, index) => {
-    const [left, right] = [x(begin), Math.max(x(end), x(begin) + 2)];
-    state.bands.push([left, right, index]);
-    c.globalAlpha = state.selected === null || state.selected === index ? 0.2 : 0.1;
+    const [left, width] = [x(begin), Math.max(x(end) - x(begin), 2)];
+    state.bands.push([left, left + width, index]);
+    const isSelected = state.selected === index;
     c.fillStyle = colours.bad;
-    c.fillRect(left, AXIS - 3, right - left, height);
+    c.globalAlpha = state.selected === null || isSelected ? 0.2 : 0.1;
+    c.fillRect(left, AXIS - 3, width, height);
     c.globalAlpha = 0.9;
-    c.fillRect(left, AXIS - 3, 1, height);
-    c.fillRect(right - 1, AXIS - 3, 1, height);
-    c.fillRect(left, AXIS - 3, right - left, 3);
+    for (const edge of [left, left + width - 1]) c.fillRect(edge, AXIS - 3, 1, height);
+    c.fillRect(left, AXIS - 3, width, 3);
     c.globalAlpha = 1;
+    const text = `${index + 1}`;
+    const [middle, half] = [left + width / 2, 6 + 3.5 * text.length];
+    if (!isSelected && middle - half < right) return;
+    right = middle + half;
+    c.beginPath();
+    c.roundRect(middle - half, AXIS - 21, 2 * half, 17, 4);
+    c.fillStyle = isSelected ? colours.bad : colours.surface;
+    c.strokeStyle = colours.bad;
+    c.lineWidth = 1;
+    c.fill();
+    c.stroke();
+    c.font = font(11, 650);
+    c.textAlign = 'center';
+    c.fillStyle = isSelected ? colours['bad-text'] : colours.bad;
+    c.fillText(text, middle, AXIS - 12);
+    c.textAlign = 'left';
   });
 }
 
-/** Whether an item recedes behind what is selected or searched for. */
-const recedes = (item, row) => (row.found ? !row.found.has(item) : state.selected !== null && !isProof(item));
+const holdKey = ({ token, locks, lock }) => (token === undefined ? null : `${token} ${locks ?? [lock]}`);
+
+/** Whether an item recedes behind what is searched for, or behind the proof and what has its tokens. */
+function recedes(item, row) {
+  if (row.found) return !row.found.has(item);
+  return state.selected !== null && !isProof(item) && !state.tokens.has(holdKey(item.line));
+}
 
 function drawEntries(c, { row, y }, x, width) {
   const marks = y + PAD + row.lanes * LANE + MARKS / 2 - 1;
   const last = { hold: [], mark: {} };
+  const { from, to } = state.view;
+  const seen = row.entries.filter(({ item }) => item.shape !== 'hold' && item.from >= from && item.from <= to).length;
+  const size = seen * 9 > state.plot ? 2 : 4.5;
   for (const { item, lane } of row.entries) {
     const [left, right] = [x(item.shape === 'hold' ? start(item) : item.from), x(item.to ?? item.from)];
     const isProven = state.proof.size > 0 && isProof(item);
     if (right < state.gutter - 14 || left > width + 14) continue;
-    c.globalAlpha = isProven ? 1 : recedes(item, row) ? 0.35 : 1;
+    c.globalAlpha = isProven ? 1 : recedes(item, row) ? (row.found ? 0.2 : 0.45) : 1;
     if (item.shape === 'hold') {
       // Bars that fall on the same pixel are drawn once.
       if (!isProven && right < (last.hold[lane] ?? -1)) continue;
@@ -209,7 +232,7 @@ function drawEntries(c, { row, y }, x, width) {
     } else {
       if (!isProven && left - (last.mark[item.shape] ?? -9) < 1) continue;
       last.mark[item.shape] = left;
-      drawMark(c, item, left, marks, isProven);
+      drawMark(c, item, left, marks, isProven ? 6 : size);
     }
   }
   c.globalAlpha = 1;
@@ -219,7 +242,7 @@ function drawHold(c, item, y, x, isProven) {
   const [asked, left] = [x(start(item)), x(item.from)];
   const isOpen = item.to === null;
   const width = isOpen ? 22 : Math.max(x(item.to) - left, 2);
-  const colour = colourOf(item);
+  const colour = colours[`k${item.colour}`];
   const alpha = c.globalAlpha;
   c.strokeStyle = c.fillStyle = colour;
   c.fillRect(asked, y + LANE / 2 - 1, left - asked, 1.5);
@@ -245,13 +268,16 @@ function drawHold(c, item, y, x, isProven) {
     c.fillStyle = colours.text;
     c.textBaseline = 'middle';
     const whole = [token, name].filter(Boolean).join(' · ');
-    const text = c.measureText(whole).width <= room || room > 90 ? whole : token || name;
-    c.fillText(cut(c, text, room), from + 4, y + LANE / 2 + 0.5);
+    const isWide = c.measureText(whole).width <= room || room > 90;
+    const text = isWide ? cut(c, whole, room) : [token, name].find((it) => it && c.measureText(it).width <= room);
+    if (text) c.fillText(text, from + 4, y + LANE / 2 + 0.5);
   }
 }
 
-function drawMark(c, item, x, y, isProven) {
-  const size = isProven ? 6 : 4.5;
+function drawMark(c, item, x, y, full) {
+  const isProven = full > 5;
+  const isWrong = ['denied', 'refused', 'undone'].includes(item.shape);
+  const size = isWrong ? Math.max(full, 4) : full;
   c.lineWidth = 1.75;
   c.beginPath();
   switch (item.shape) {
@@ -268,9 +294,8 @@ function drawMark(c, item, x, y, isProven) {
       c.rect(x - size + 0.5, y - size + 0.5, 2 * size - 1, 2 * size - 1);
       break;
     default:
-      c.arc(x, y, size - 2, 0, 7);
+      c.arc(x, y, Math.max(size - 2, 1), 0, 7);
   }
-  const isWrong = ['denied', 'refused', 'undone'].includes(item.shape);
   const isFull = ['accepted', 'done'].includes(item.shape);
   c.fillStyle = isWrong ? colours.surface : isFull ? colours.good : colours.dim;
   c.strokeStyle = isProven ? colours.bad : isWrong ? colours.warn : colours.surface;
@@ -297,31 +322,43 @@ function drawFault(c, item, y, x, width) {
   state.boxes.push([left, y, right - left, LANE, item]);
 }
 
-/** The numbers of the lines that prove the selected violation, as in the list, and those of all violations above. */
+/** A number in a red circle. */
+function drawNumber(c, text, x, y) {
+  c.beginPath();
+  c.arc(x, y, 8, 0, 7);
+  c.fillStyle = colours.bad;
+  c.fill();
+  c.lineWidth = 1.5;
+  c.strokeStyle = colours.surface;
+  c.stroke();
+  c.font = font(11, 650);
+  c.textAlign = 'center';
+  c.textBaseline = 'middle';
+  c.fillStyle = colours['bad-text'];
+  c.fillText(text, x, y + 0.5);
+  c.textAlign = 'left';
+}
+
+/** The numbers of the lines that prove the selected violation, as in the list; at the edge, those outside. */
 function drawNumbers(c, places, x, top, width) {
-  const number = (text, px, py, colour) => {
-    c.beginPath();
-    c.arc(px, py, 8, 0, 7);
-    c.fillStyle = colour;
-    c.fill();
-    c.lineWidth = 1.5;
-    c.strokeStyle = colours.surface;
-    c.stroke();
-    c.font = font(11, 650);
-    c.textAlign = 'center';
-    c.textBaseline = 'middle';
-    c.fillStyle = colours['bad-text'];
-    c.fillText(text, px, py + 0.5);
-    c.textAlign = 'left';
-  };
   for (const { row, y } of places) {
     for (const { item, lane } of row.entries) {
       for (const index of item.lines.filter((it) => state.proof.has(it))) {
         const line = data.lines[index];
-        const isHold = item.shape === 'hold';
-        const py = y + PAD + (isHold ? lane * LANE : row.lanes * LANE + MARKS / 2 - 9) - 1;
-        const px = x(line.event === 'ended' ? line.until : line.at);
-        if (py > top - 10) number(`${state.proof.get(index)}`, Math.max(state.gutter + 9, Math.min(px, width - 9)), Math.max(py, top + 3), colours.bad);
+        const above = item.shape === 'hold' ? lane * LANE : row.lanes * LANE + MARKS / 2 - 13;
+        const py = Math.max(y + PAD + above - 1, top + 3);
+        if (y + PAD + above < top - 10) continue;
+        const place = x(line.event === 'ended' ? line.until : line.at);
+        const side = place < state.gutter ? -1 : place > width ? 1 : 0;
+        const px = Math.max(state.gutter + 17, Math.min(place, width - 17));
+        drawNumber(c, `${state.proof.get(index)}`, side === 0 ? place : px, py);
+        if (side === 0) continue;
+        c.fillStyle = colours.bad;
+        c.beginPath();
+        c.moveTo(px + side * 16, py);
+        c.lineTo(px + side * 10, py - 5);
+        c.lineTo(px + side * 10, py + 5);
+        c.fill();
       }
     }
   }
@@ -335,7 +372,8 @@ function drawStrip() {
   c.fillStyle = colours.dim;
   c.font = font(11);
   c.textBaseline = 'middle';
-  c.fillText(cut(c, 'Grants, all the time', state.gutter - 22), 14, height / 2);
+  const left = state.gutter < 150 ? 8 : 14;
+  c.fillText(cut(c, 'Grants, all the time', state.gutter - left - 4), left, height / 2);
   const { from, width: interval, counts } = data.density;
   const most = counts.reduce((one, other) => Math.max(one, other), 1);
   c.fillStyle = colours['line-strong'];
@@ -345,16 +383,16 @@ function drawStrip() {
     c.fillRect(left, height - high, Math.max(1, x(from + (index + 1) * interval) - left), high);
   });
   c.fillStyle = colours.bad;
-  for (const { moment: [begin, end] } of data.violations) c.fillRect(x(begin) - 1, 0, Math.max(3, x(end) - x(begin)), height);
-  const left = Math.max(x(state.view.from), state.gutter);
-  const right = Math.min(Math.max(x(state.view.to), left + 3), width);
+  for (const { moment } of data.violations) c.fillRect(x(moment[0]) - 1, 0, Math.max(3, x(moment[1]) - x(moment[0])), height);
+  const begin = Math.max(x(state.view.from), state.gutter);
+  const end = Math.min(Math.max(x(state.view.to), begin + 3), width);
   c.globalAlpha = 0.16;
   c.fillStyle = colours.accent;
-  c.fillRect(left, 0, right - left, height);
+  c.fillRect(begin, 0, end - begin, height);
   c.globalAlpha = 1;
   c.strokeStyle = colours.accent;
   c.lineWidth = 2;
-  c.strokeRect(left + 1, 1, right - left - 2, height - 2);
+  c.strokeRect(begin + 1, 1, end - begin - 2, height - 2);
 }
 
 let isPending = false;
@@ -385,6 +423,7 @@ function select(index) {
   state.selected = index;
   const violation = data.violations[index];
   state.proof = new Map((violation?.proof ?? []).map((line, place) => [line, place + 1]));
+  state.tokens = new Set((violation?.proof ?? []).map((line) => holdKey(data.lines[line])).filter(Boolean));
   buttons.forEach((button, number) => {
     const isSelected = number === index;
     button.setAttribute('aria-expanded', `${isSelected}`);
@@ -400,9 +439,19 @@ function select(index) {
   const times = violation.proof.map((line) => data.lines[line].until ?? data.lines[line].at);
   let [from, to] = [Math.min(begin, ...times), Math.max(end, ...times)];
   // Beside an overlap of some milliseconds, a hold of an hour is seen in part.
-  if (end > begin) [from, to] = [Math.max(from, begin - 20 * (end - begin)), Math.min(to, end + 20 * (end - begin))];
+  if (violation.kind === 'overlap' && end > begin) [from, to] = [Math.max(from, begin - 20 * (end - begin)), Math.min(to, end + 20 * (end - begin))];
   const room = Math.max((to - from) * 0.2, 1000);
   return show(from - room, to + room);
+}
+
+/** Zooms to what was searched for. */
+function showFound() {
+  const found = state.rows.flatMap((row) => [...(row.found ?? [])]);
+  if (found.length === 0) return;
+  const from = found.reduce((least, item) => Math.min(least, start(item)), Infinity);
+  const to = found.reduce((most, item) => Math.max(most, item.to ?? item.from), -Infinity);
+  const room = Math.max((to - from) * 0.2, 1000);
+  show(from - room, to + room);
 }
 
 function tell(event) {
@@ -463,6 +512,7 @@ byId('in').addEventListener('click', () => zoom(0.6));
 byId('out').addEventListener('click', () => zoom(1 / 0.6));
 byId('whole').addEventListener('click', () => select(null));
 byId('search').addEventListener('input', ({ target }) => { state.query = target.value.trim(); chooseRows(); later(); });
+byId('search').addEventListener('keydown', ({ key }) => { if (key === 'Enter') showFound(); });
 for (const radio of document.querySelectorAll('[name="grouping"]')) radio.addEventListener('change', () => { state.grouping = radio.value; scroll.scrollTop = 0; chooseRows(); later(); });
 buttons.forEach((button, index) => button.addEventListener('click', () => select(index)));
 document.querySelectorAll('.tools :disabled').forEach((it) => { it.disabled = false; });

@@ -32,5 +32,6 @@ pub use merge::{MergeError, Merged};
 pub use page::page;
 pub use report::{Counts, Violation, ViolationKind};
 pub use timeline::{
-    Density, Overview, PlacedLine, PlacedViolation, Timeline, VIOLATIONS, WHOLE, WINDOW_LINES, WINDOW_NS, Windows,
+    Density, Overview, PlacedLine, PlacedViolation, Timeline, VIOLATIONS, WHOLE, WINDOW_LINES, WINDOW_NS,
+    Windows,
 };

@@ -66,6 +66,15 @@ fn escaped(text: &str) -> String {
     out
 }
 
+/// A sentence in which names are between backticks.
+fn marked(text: &str) -> String {
+    let parts = escaped(text);
+    let parts = parts.split('`').enumerate();
+    parts
+        .map(|(index, part)| if index % 2 == 1 { format!("<code>{part}</code>") } else { part.to_owned() })
+        .collect()
+}
+
 /// Writes to a string, which never fails.
 macro_rules! push {
     ($out:expr, $($arg:tt)*) => {{ let _ = write!($out, $($arg)*); }};
@@ -88,7 +97,7 @@ fn figures(timeline: &Timeline, counts: &Counts) -> String {
         ("Grants", counts.grants),
         ("Denials", counts.denials),
         ("Questions", counts.questions),
-        ("Fences and resources", counts.fenced),
+        ("Fence and resource calls", counts.fenced),
         ("Faults", counts.faults),
         ("Writers", counts.writers),
     ];
@@ -174,8 +183,8 @@ fn violations(timeline: &Timeline, counts: &Counts) -> String {
              <span class=\"at num\">at {}</span><span class=\"said\">{}</span></button></h3>\
              <div id=\"proof{number}\" class=\"proof\"><p>{}</p><ol>",
             violation.kind.word(),
-            duration(violation.moment.0.saturating_sub(first)),
-            escaped(&violation.text),
+            seconds(violation.moment.0.saturating_sub(first)),
+            marked(&violation.text),
             meaning(violation.kind)
         );
         let start = violation.lines.first().map_or(0, PlacedLine::moment);
@@ -185,7 +194,7 @@ fn violations(timeline: &Timeline, counts: &Counts) -> String {
                 "<li><span class=\"when num\">+{}</span> <span class=\"what\">{}</span><details><summary>JSON\
                  </summary><code>{}</code></details></li>",
                 duration(line.moment().saturating_sub(start)),
-                escaped(&sentence(line, violation)),
+                marked(&sentence(line, violation)),
                 escaped(line.line.encode().trim_end())
             );
         }
@@ -318,6 +327,12 @@ fn duration(nanoseconds: i64) -> String {
         }
         _ => format!("{} h {:02} min", nanoseconds / 3_600_000_000_000, nanoseconds / 60_000_000_000 % 60),
     }
+}
+
+/// A time since the first instant, as on the axis of the timeline.
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn seconds(nanoseconds: i64) -> String {
+    format!("{:.3} s", nanoseconds as f64 / 1e9)
 }
 
 /// What the script draws: the lines as in their files, but with writers as numbers, and times from the first

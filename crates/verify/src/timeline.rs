@@ -17,7 +17,7 @@ pub const WHOLE: usize = 20_000;
 pub const VIOLATIONS: usize = 50;
 /// How long a violation's window lasts before its moment, and after it.
 pub const WINDOW_NS: i64 = 2_000_000_000;
-/// The lines of a window: half of them before the beginning of the moment.
+/// The lines of a window, at most: half of them before the beginning of the moment.
 pub const WINDOW_LINES: usize = 2_000;
 /// The density has between half of this number and this number of intervals.
 const INTERVALS: usize = 2_048;
@@ -281,15 +281,23 @@ pub struct Windows {
     windows: Vec<Window>,
     number: u64,
     /// The grants of open holds, by writer and hold.
-    open: HashMap<(String, u64), (u64, PlacedLine)>,
-    /// Grants before a window of holds that end in it.
-    grants: BTreeMap<u64, PlacedLine>,
+    open: HashMap<(String, u64), NumberedLine>,
 }
+
+/// A line with its number in the history.
+type NumberedLine = (u64, PlacedLine);
 
 struct Window {
     moment: (Time, Time),
-    before: VecDeque<(u64, PlacedLine)>,
-    after: Vec<(u64, PlacedLine)>,
+    before: VecDeque<KeptLine>,
+    after: Vec<KeptLine>,
+}
+
+/// A line of a window; with the end of a hold, its grant, which may be older than the window.
+#[derive(Clone)]
+struct KeptLine {
+    line: NumberedLine,
+    grant: Option<NumberedLine>,
 }
 
 impl Windows {
@@ -301,7 +309,6 @@ impl Windows {
             windows: violations.iter().map(window).collect(),
             number: 0,
             open: HashMap::new(),
-            grants: BTreeMap::new(),
         }
     }
 
@@ -310,29 +317,29 @@ impl Windows {
         self.number += 1;
         let placed = self.times.place(line);
         let at = placed.place(line.at);
-        let mut is_inside = false;
-        for window in &mut self.windows {
-            is_inside |= window.push(at, self.number, &placed);
-        }
+        let mut grant = None;
         match &line.event {
             HistoryEvent::Granted(event) => {
                 if self.open.len() >= OPEN {
-                    // The older half: holds of clients that died.
-                    let mut numbers: Vec<u64> = self.open.values().map(|(number, _)| *number).collect();
-                    let (_, median, _) = numbers.select_nth_unstable(OPEN / 2);
-                    let median = *median;
-                    self.open.retain(|_, (number, _)| *number > median);
+                    self.forget();
                 }
-                self.open.insert((line.by.clone(), event.hold), (self.number, placed));
+                self.open.insert((line.by.clone(), event.hold), (self.number, placed.clone()));
             }
-            HistoryEvent::Ended(event) => {
-                let grant = self.open.remove(&(line.by.clone(), event.hold));
-                if let Some((number, grant)) = grant.filter(|_| is_inside) {
-                    self.grants.insert(number, grant);
-                }
-            }
+            HistoryEvent::Ended(event) => grant = self.open.remove(&(line.by.clone(), event.hold)),
             _ => {}
         }
+        let kept = KeptLine { line: (self.number, placed), grant };
+        for window in self.windows.iter_mut().filter(|window| window.contains(at)) {
+            window.push(at, &kept);
+        }
+    }
+
+    /// Forgets the older half of the open holds: their clients died.
+    fn forget(&mut self) {
+        let mut numbers: Vec<u64> = self.open.values().map(|(number, _)| *number).collect();
+        let (_, median, _) = numbers.select_nth_unstable(OPEN / 2);
+        let median = *median;
+        self.open.retain(|_, (number, _)| *number > median);
     }
 
     /// The spans of which all lines are kept, in order and apart.
@@ -350,46 +357,39 @@ impl Windows {
     }
 
     fn into_lines(self) -> impl Iterator<Item = PlacedLine> {
-        let mut all = self.grants;
-        for window in self.windows {
-            all.extend(window.before.into_iter().chain(window.after));
-        }
-        all.into_values()
+        let kept = self.windows.into_iter().flat_map(|window| window.before.into_iter().chain(window.after));
+        let lines: BTreeMap<u64, PlacedLine> =
+            kept.flat_map(|kept| kept.grant.into_iter().chain([kept.line])).collect();
+        lines.into_values()
     }
 }
 
 impl Window {
-    /// Keeps the line if it is inside; returns whether it does.
-    fn push(&mut self, at: Time, number: u64, line: &PlacedLine) -> bool {
+    fn contains(&self, at: Time) -> bool {
         let (begin, end) = self.moment;
-        if at < begin.saturating_sub(WINDOW_NS) || at > end.saturating_add(WINDOW_NS) {
-            return false;
-        }
-        if at < begin {
-            self.before.push_back((number, line.clone()));
+        (begin.saturating_sub(WINDOW_NS)..=end.saturating_add(WINDOW_NS)).contains(&at)
+    }
+
+    /// Keeps the line, if it is one of the nearest to the beginning of the moment.
+    fn push(&mut self, at: Time, line: &KeptLine) {
+        if at < self.moment.0 {
+            self.before.push_back(line.clone());
             if self.before.len() > WINDOW_LINES / 2 {
                 self.before.pop_front();
             }
         } else if self.after.len() < WINDOW_LINES / 2 {
-            self.after.push((number, line.clone()));
-        } else {
-            return false;
+            self.after.push(line.clone());
         }
-        true
     }
 
+    /// The span of which all lines are kept.
     fn span(&self) -> (Time, Time) {
-        let (mut begin, mut end) = self.moment;
-        let at = |(_, it): &(u64, PlacedLine)| it.place(it.line.at);
-        begin = match self.before.front() {
-            Some(first) if self.before.len() == WINDOW_LINES / 2 => at(first),
-            _ => begin.saturating_sub(WINDOW_NS),
-        };
-        end = match self.after.last() {
-            Some(last) if self.after.len() == WINDOW_LINES / 2 => at(last),
-            _ => end.saturating_add(WINDOW_NS),
-        };
-        (begin, end)
+        let at = |kept: &KeptLine| kept.line.1.place(kept.line.1.line.at);
+        let (begin, end) = self.moment;
+        let is_full = |lines: usize| lines == WINDOW_LINES / 2;
+        let first = self.before.front().filter(|_| is_full(self.before.len())).map(at);
+        let last = self.after.last().filter(|_| is_full(self.after.len())).map(at);
+        (first.unwrap_or(begin.saturating_sub(WINDOW_NS)), last.unwrap_or(end.saturating_add(WINDOW_NS)))
     }
 }
 
