@@ -50,9 +50,14 @@ pub(crate) struct Clocks {
 impl Clocks {
     /// A writer uses this clock. The first one becomes the reference.
     pub(crate) fn used(&mut self, clock: &str) {
-        if self.known.is_empty() {
+        if self.is_empty() {
             self.known.insert(clock.to_owned(), Ahead::NONE);
         }
+    }
+
+    /// Whether there is no reference yet.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.known.is_empty()
     }
 
     pub(crate) fn ahead(&self, clock: &str) -> Option<Ahead> {

@@ -120,7 +120,7 @@ fn left_out(timeline: &Timeline, counts: &Counts) -> String {
         };
         say(format!(
             "<b>Part of the history.</b> This page has {} of {} lines: {faults}; the lines that prove a violation; \
-             and those up to 2 s before and after it, at most {} for each. What is grey in the timeline was left \
+             and those up to 2 s before and after it, at most {} for each, with the grants of holds that end there. What is grey in the timeline was left \
              out. The strip above it counts all grants.",
             grouped(timeline.lines.len() as u64),
             grouped(timeline.total),
@@ -133,7 +133,7 @@ fn left_out(timeline: &Timeline, counts: &Counts) -> String {
             grouped(counts.violations)
         ));
     }
-    if timeline.guessed > 1 {
+    if timeline.guessed > 0 {
         say("<b>Clocks that were not compared.</b> The history does not say how far some of its writers' clocks \
              are apart. Their times are placed by the order of the lines, and moments of two such clocks can't be \
              compared."

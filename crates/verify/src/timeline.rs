@@ -141,6 +141,12 @@ impl Times {
         PlacedLine { line: line.clone(), shift }
     }
 
+    /// The number of clocks that can't be compared with the first one.
+    fn guesses(&self) -> usize {
+        let unknown = self.guessed.keys().filter(|clock| self.clocks.ahead(clock).is_none()).count();
+        unknown.saturating_sub(usize::from(self.clocks.is_empty()))
+    }
+
     /// The shift of a line that was placed before.
     fn known(&self, line: &HistoryLine) -> i64 {
         let clock = self.clock_of.get(&line.by).unwrap_or(&line.by);
@@ -270,7 +276,7 @@ impl Overview {
             by_kind: self.by_kind,
             density: self.density.unwrap_or_else(|| Density::new(0)),
             span: self.span.unwrap_or_default(),
-            guessed: self.times.guessed.len(),
+            guessed: self.times.guesses(),
         }
     }
 }

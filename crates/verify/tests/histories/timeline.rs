@@ -53,7 +53,8 @@ fn fault(at: u64, begins: bool) -> HistoryLine {
 
 /// A hold a millisecond for `seconds`, in `SECONDS` to `SECONDS + seconds`, of a lock that nobody else uses.
 fn busy(seconds: u64) -> Vec<HistoryLine> {
-    let mut lines = vec![writer("busy", "c"), writer("paused", "c"), writer("other", "c")];
+    let mut lines =
+        vec![writer("busy", "c"), writer("paused", "c"), writer("other", "c"), writer("chaos", "c")];
     for number in 1..=seconds * 1_000 {
         let at = SECOND + number * MS;
         lines.extend([granted(at, "busy", "busy", number), ended(at + MS / 2, at + MS / 2, "busy", number)]);
@@ -149,6 +150,7 @@ fn times_are_placed_on_the_clock_of_the_first_writer() {
     lines.push(granted(103 * SECOND, "b", "x", 1));
     lines.push(granted(7_000 * SECOND, "c", "x", 2));
     let (timeline, counts) = read(&lines);
+    assert_eq!(timeline.guessed, 1);
     let placed = |by: &str| at(timeline.lines.iter().rfind(|it| it.line.by == by).unwrap());
     assert_eq!(placed("b"), 3 * SECOND as i64);
     assert!(page(&timeline, &counts, "h").contains("Clocks that were not compared."));
