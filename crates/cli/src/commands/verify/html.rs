@@ -6,7 +6,7 @@ use lockkeeper_verify::{Counts, Overview, page};
 
 use super::read;
 use crate::args::Verify;
-use crate::exit::{Failure, IO, USAGE};
+use crate::exit::{CANNOT_CREATE, Failure, USAGE};
 use crate::output::say;
 
 /// The page that is being made.
@@ -48,7 +48,7 @@ impl Page {
         let names: Vec<String> = args.files.iter().map(|path| path.display().to_string()).collect();
         let html = page(&self.overview.end(windows), counts, &names.join(", "));
         std::fs::write(&self.path, html).map_err(|error| {
-            Failure::system(IO, &format!("cannot write `{}`", self.path.display()), &error)
+            Failure::system(CANNOT_CREATE, &format!("cannot write `{}`", self.path.display()), &error)
         })?;
         say(format!("the page is `{}`", self.path.display()));
         Ok(())
