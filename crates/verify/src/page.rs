@@ -22,7 +22,7 @@ const EXACT: u64 = 1 << 53;
 #[must_use]
 pub fn page(timeline: &Timeline, counts: &Counts, files: &str) -> String {
     // `<` is escaped in the data, so nothing in it ends the element.
-    let data = data(timeline).to_string().replace('<', "\\u003c");
+    let data = data(timeline).replace('<', "\\u003c");
     let parts = [
         ("<!--style-->", format!("<style>\n{CSS}</style>")),
         ("<!--files-->", escaped(files)),
@@ -337,21 +337,21 @@ fn seconds(nanoseconds: i64) -> String {
 
 /// What the script draws: the lines as in their files, but with writers as numbers, and times from the first
 /// instant on.
-fn data(timeline: &Timeline) -> Value {
+fn data(timeline: &Timeline) -> String {
     let (first, last) = timeline.span;
     let mut writers: Vec<&str> = Vec::new();
     let mut number_of: HashMap<&str, usize> = HashMap::new();
     let mut index_of: HashMap<String, usize> = HashMap::new();
-    let mut lines = Vec::with_capacity(timeline.lines.len());
-    for placed in &timeline.lines {
+    let mut out = String::from("{\"lines\":[");
+    for (index, placed) in timeline.lines.iter().enumerate() {
         let by = placed.line.by.as_str();
         let number = *number_of.entry(by).or_insert_with(|| {
             writers.push(by);
             writers.len() - 1
         });
         let text = placed.line.encode();
-        lines.push(line_data(placed, &text, number, first));
-        index_of.insert(text, lines.len() - 1);
+        push!(out, "{}{}", if index == 0 { "" } else { "," }, line_data(placed, &text, number, first));
+        index_of.insert(text, index);
     }
     let violations: Vec<Value> = timeline
         .violations
@@ -369,14 +369,15 @@ fn data(timeline: &Timeline) -> Value {
     let spans = |spans: &Vec<(i64, i64)>| -> Vec<[i64; 2]> {
         spans.iter().map(|(begin, end)| [begin.saturating_sub(first), end.saturating_sub(first)]).collect()
     };
-    json!({
+    let others = json!({
         "end": last.saturating_sub(first),
         "writers": writers.iter().map(|by| json!([by, timeline.labels.get(*by)])).collect::<Vec<_>>(),
-        "lines": lines,
         "violations": violations,
         "density": { "from": density.from.saturating_sub(first), "width": density.width, "counts": density.counts },
         "kept": timeline.kept.as_ref().map(spans),
-    })
+    });
+    push!(out, "],{}", others.to_string().trim_start_matches('{'));
+    out
 }
 
 /// A number that JavaScript would round becomes a text.

@@ -127,7 +127,7 @@ impl Times {
         let at = i64::try_from(line.at).unwrap_or(i64::MAX);
         let clock = self.clock_of.get(&line.by).unwrap_or(&line.by);
         let shift = match self.clocks.ahead(clock) {
-            Some(ahead) => -ahead.middle(),
+            Some(ahead) => ahead.middle().saturating_neg(),
             None => match self.guessed.get(clock) {
                 Some(shift) => *shift,
                 None => {
@@ -150,7 +150,7 @@ impl Times {
     /// The shift of a line that was placed before.
     fn known(&self, line: &HistoryLine) -> i64 {
         let clock = self.clock_of.get(&line.by).unwrap_or(&line.by);
-        let measured = self.clocks.ahead(clock).map(|ahead| -ahead.middle());
+        let measured = self.clocks.ahead(clock).map(|ahead| ahead.middle().saturating_neg());
         measured.or_else(|| self.guessed.get(clock).copied()).unwrap_or(0)
     }
 }
