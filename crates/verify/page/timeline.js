@@ -244,21 +244,24 @@ function drawHold(c, item, y, x, isProven) {
   const width = isOpen ? 22 : Math.max(x(item.to) - left, 2);
   const colour = colours[`k${item.colour}`];
   const alpha = c.globalAlpha;
-  c.strokeStyle = c.fillStyle = colour;
-  c.fillRect(asked, y + LANE / 2 - 1, left - asked, 1.5);
+  state.boxes.push([asked, y, left + width - asked, LANE, item]);
+  c.fillStyle = colour;
+  if (left - asked > 0.5) c.fillRect(asked, y + LANE / 2 - 1, left - asked, 1.5);
+  if (width < 4 && !isProven) {
+    c.fillRect(left, y + 1, width, LANE - 3);
+    return;
+  }
   c.fillStyle = colours.surface;
   c.fillRect(left, y + 1, width, LANE - 3);
   c.globalAlpha = alpha * (isOpen ? 0.08 : 0.26);
   c.fillStyle = colour;
   c.fillRect(left, y + 1, width, LANE - 3);
   c.globalAlpha = alpha;
-  if (width < 4) c.fillRect(left, y + 1, width, LANE - 3);
   c.lineWidth = isProven ? 2.5 : 1;
   c.strokeStyle = isProven ? colours.bad : colour;
-  c.setLineDash(isOpen ? [3, 2] : []);
+  if (isOpen) c.setLineDash([3, 2]);
   c.strokeRect(left + 0.5, y + 1.5, width - 1, LANE - 4);
-  c.setLineDash([]);
-  state.boxes.push([asked, y, left + width - asked, LANE, item]);
+  if (isOpen) c.setLineDash([]);
   const from = Math.max(left, state.gutter);
   const room = left + width - from - 8;
   if (room > 24) {
@@ -278,6 +281,12 @@ function drawMark(c, item, x, y, full) {
   const isProven = full > 5;
   const isWrong = ['denied', 'refused', 'undone'].includes(item.shape);
   const size = isWrong ? Math.max(full, 4) : full;
+  state.boxes.push([x - 6, y - 7, 12, 14, item]);
+  if (size < 4) {
+    c.fillStyle = ['accepted', 'done'].includes(item.shape) ? colours.good : colours.dim;
+    c.fillRect(x - 1, y - 2, 2, 4);
+    return;
+  }
   c.lineWidth = 1.75;
   c.beginPath();
   switch (item.shape) {
@@ -302,7 +311,6 @@ function drawMark(c, item, x, y, full) {
   if (isWrong || isProven) c.stroke();
   if (item.shape !== 'denied') c.fill();
   if (isWrong || isProven) c.stroke();
-  state.boxes.push([x - 6, y - 7, 12, 14, item]);
 }
 
 function drawFault(c, item, y, x, width) {
@@ -454,7 +462,7 @@ function showFound() {
   show(from - room, to + room);
 }
 
-function tell(event) {
+function showTip(event) {
   const [px, py] = [event.offsetX, event.offsetY];
   const hit = state.boxes.findLast(([x, y, width, height]) => px >= x - 2 && px <= x + width + 2 && py >= y && py <= y + height);
   const isOver = px > state.gutter && hit && event.buttons === 0;
@@ -477,7 +485,7 @@ canvas.addEventListener('pointerdown', (event) => {
   canvas.setPointerCapture(event.pointerId);
 });
 canvas.addEventListener('pointermove', (event) => {
-  tell(event);
+  showTip(event);
   if (!drag) return;
   const [dx, dy] = [event.clientX - drag.x, event.clientY - drag.y];
   drag = { x: event.clientX, y: event.clientY, moved: drag.moved + Math.abs(dx) + Math.abs(dy) };

@@ -1,4 +1,4 @@
-//! The checker behind `lockkeeper verify`: reads a history (docs/history.md), and finds every place that
+//! The checker behind `lockkeeper verify`: reads a history (docs/verify.md), and finds every place that
 //! contradicts what a lock promises.
 //!
 //! Tokens are unique and order the grants, so no search is needed: one pass over the lines, with a bounded

@@ -111,14 +111,14 @@ fn figures(timeline: &Timeline, counts: &Counts) -> String {
 /// What the page lacks, in sentences.
 fn left_out(timeline: &Timeline, counts: &Counts) -> String {
     let mut out = String::new();
-    let mut say = |text: String| push!(out, "<p class=\"box\">{text}</p>");
+    let mut add = |text: String| push!(out, "<p class=\"box\">{text}</p>");
     if timeline.kept.is_some() {
         let faults = if timeline.fault_lines > WHOLE as u64 {
             format!("the first {} of {} faults", grouped(WHOLE as u64), grouped(timeline.fault_lines))
         } else {
             "all faults".to_owned()
         };
-        say(format!(
+        add(format!(
             "<b>Part of the history.</b> This page has {} of {} lines: {faults}; the lines that prove a violation; \
              and those up to 2 s before and after it, at most {} for each, with the grants of holds that end there. What is grey in the timeline was left \
              out. The strip above it counts all grants.",
@@ -128,13 +128,13 @@ fn left_out(timeline: &Timeline, counts: &Counts) -> String {
         ));
     }
     if counts.violations > VIOLATIONS as u64 {
-        say(format!(
+        add(format!(
             "<b>Not all violations.</b> The first {VIOLATIONS} of {} are here.",
             grouped(counts.violations)
         ));
     }
     if timeline.guessed > 0 {
-        say("<b>Clocks that were not compared.</b> The history does not say how far some of its writers' clocks \
+        add("<b>Clocks that were not compared.</b> The history does not say how far some of its writers' clocks \
              are apart. Their times are placed by the order of the lines, and moments of two such clocks can't be \
              compared."
             .to_owned());
@@ -180,7 +180,7 @@ fn violations(timeline: &Timeline, counts: &Counts) -> String {
             out,
             "<li id=\"v{number}\" class=\"violation\"><h3><button type=\"button\" data-violation=\"{index}\" \
              aria-expanded=\"true\" aria-controls=\"proof{number}\"><span class=\"kind\">{number}. {}</span>\
-             <span class=\"at num\">at {}</span><span class=\"said\">{}</span></button></h3>\
+             <span class=\"at num\">at {}</span><span class=\"text\">{}</span></button></h3>\
              <div id=\"proof{number}\" class=\"proof\"><p>{}</p><ol>",
             violation.kind.word(),
             seconds(violation.moment.0.saturating_sub(first)),
@@ -198,7 +198,7 @@ fn violations(timeline: &Timeline, counts: &Counts) -> String {
                 escaped(line.line.encode().trim_end())
             );
         }
-        out.push_str("</ol></div></li>");
+        out.push_str("</ol><a class=\"to-timeline\" href=\"#timeline-title\">Its place in the timeline</a></div></li>");
     }
     out.push_str("</ol>");
     out
