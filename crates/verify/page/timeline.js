@@ -262,7 +262,8 @@ function drawHold(c, item, y, x, isProven) {
   if (isOpen) c.setLineDash([3, 2]);
   c.strokeRect(left + 0.5, y + 1.5, width - 1, LANE - 4);
   if (isOpen) c.setLineDash([]);
-  const from = Math.max(left, state.gutter);
+  // At the edge is the number of a grant that is farther left.
+  const from = left >= state.gutter ? left : state.gutter + (isProven ? 24 : 0);
   const room = left + width - from - 8;
   if (room > 24) {
     const token = item.line.token === undefined ? '' : `${item.line.token}`;
