@@ -198,7 +198,9 @@ fn violations(timeline: &Timeline, counts: &Counts) -> String {
                 escaped(line.line.encode().trim_end())
             );
         }
-        out.push_str("</ol><a class=\"to-timeline\" href=\"#timeline-title\">Its place in the timeline</a></div></li>");
+        out.push_str(
+            "</ol><a class=\"to-timeline\" href=\"#timeline-title\">Its place in the timeline</a></div></li>",
+        );
     }
     out.push_str("</ol>");
     out

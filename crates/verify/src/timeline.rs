@@ -1,8 +1,8 @@
 //! What the page of a history shows: of a short history all lines, of a long one the faults, the lines around
 //! violations and the number of grants over time. Memory does not grow with the history.
 //!
-//! A violation may be found long after its moment (when a paused client reports the end of its hold), so a long
-//! history is read twice: `Overview` finds the moments, `Windows` keeps the lines around them.
+//! A violation may be found long after its moment (when a paused client reports the end of its hold), so a
+//! long history is read twice: `Overview` finds the moments, `Windows` keeps the lines around them.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
