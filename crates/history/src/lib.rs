@@ -1,5 +1,5 @@
 //! Histories: what clients, fences and test harnesses write down of locks, one event a line, for
-//! `lockkeeper verify`. The format is docs/history.md.
+//! `lockkeeper verify`. The format is docs/verify.md.
 //!
 //! Responsible for the events, for their lines, and for appending lines to a file. Judges nothing: that is
 //! `lockkeeper-verify`.

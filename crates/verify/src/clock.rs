@@ -21,6 +21,11 @@ pub(crate) struct Ahead {
 impl Ahead {
     const NONE: Self = Self { min: 0, max: 0 };
 
+    /// The middle of the bounds.
+    pub(crate) const fn middle(self) -> i64 {
+        self.min.midpoint(self.max)
+    }
+
     /// The earliest moment at which this clock may have shown `at`.
     pub(crate) fn earliest(of: Option<Self>, at: u64) -> Time {
         of.map_or(Time::MIN, |ahead| signed(at).saturating_sub(ahead.max))
@@ -45,9 +50,14 @@ pub(crate) struct Clocks {
 impl Clocks {
     /// A writer uses this clock. The first one becomes the reference.
     pub(crate) fn used(&mut self, clock: &str) {
-        if self.known.is_empty() {
+        if self.is_empty() {
             self.known.insert(clock.to_owned(), Ahead::NONE);
         }
+    }
+
+    /// Whether there is no reference yet.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.known.is_empty()
     }
 
     pub(crate) fn ahead(&self, clock: &str) -> Option<Ahead> {

@@ -10,6 +10,7 @@ use clap::Args;
 Examples:
   export LOCKKEEPER_HISTORY=/var/tmp/locks.history       # for every program on the library, and for `run`
   lockkeeper verify /var/tmp/locks.history
+  lockkeeper verify /var/tmp/locks.history --html locks.html
   lockkeeper verify --follow /var/tmp/locks.history --locks lockkeeper://127.0.0.1
 
 The format of histories, and what is checked: docs/verify.md.")]
@@ -23,6 +24,9 @@ pub struct Verify {
     /// With --follow: also compare with what this lock service says of its holders; may be repeated
     #[arg(long, value_name = "URL", requires = "follow")]
     pub locks: Vec<String>,
+    /// Write a page for browsers, in one file: the violations, and a timeline of all that happened
+    #[arg(long, value_name = "OUT.html", conflicts_with = "follow")]
+    pub html: Option<PathBuf>,
     /// How many violations are shown
     #[arg(long, value_name = "NUMBER", default_value_t = 10)]
     pub show: u64,

@@ -19,8 +19,8 @@ export async function start(allowed = []) {
   const wrong = [];
 
   /** Opens a tab. */
-  async function open(url, { viewport = WIDE, colorScheme = 'light' } = {}) {
-    const context = await browser.newContext({ viewport, colorScheme, reducedMotion: 'reduce' });
+  async function open(url, { viewport = WIDE, colorScheme = 'light', javaScriptEnabled = true } = {}) {
+    const context = await browser.newContext({ viewport, colorScheme, javaScriptEnabled, reducedMotion: 'reduce' });
     const page = await context.newPage();
     page.setDefaultTimeout(DEADLINE_MS);
     page.on('console', (message) => {

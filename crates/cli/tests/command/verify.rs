@@ -66,6 +66,42 @@ fn violations_are_shown_with_the_lines_that_prove_them() {
 }
 
 #[test]
+fn page_has_the_violations_and_their_data() {
+    let test = TestDir::new();
+    let hostile = "</script><img src=x onerror=alert(1)>";
+    let lines = [A, B, A_ENDS].map(|line| line.replace("\"x\"", &format!("{hostile:?}")));
+    std::fs::write(test.path("bad"), history(&lines.each_ref().map(String::as_str))).unwrap();
+    let plain = test.ran("verify bad");
+    let said = test.ran("verify bad --html page.html");
+    assert_eq!((said.code, said.out), (VIOLATED, plain.out));
+    let page = std::fs::read_to_string(test.path("page.html")).unwrap();
+    let text = "<code>&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;</code> was held by w with token 5 and by w with \
+                token 6 at once";
+    assert!(page.contains(text) && !page.contains("<img") && !page.contains("=\"http"), "{page}");
+    let (_, data) = page.split_once("id=\"data\">").unwrap();
+    let data: Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
+    assert_eq!(data["violations"][0]["moment"], serde_json::json!([10, 20]));
+    assert_eq!((&data["lines"][1]["locks"][0], &data["lines"][1]["token"]), (&hostile.into(), &5.into()));
+    // Without a violation there is a page too.
+    assert_eq!(test.ran("verify bad --html page.html").code, VIOLATED);
+    std::fs::write(test.path("good"), history(&[A, A_ENDS])).unwrap();
+    assert_eq!(test.ran("verify good --html page.html").code, 0);
+    assert!(std::fs::read_to_string(test.path("page.html")).unwrap().contains("No violation"));
+}
+
+#[test]
+fn pages_that_can_not_be_written_are_refused() {
+    let test = TestDir::new();
+    std::fs::write(test.path("good"), history(&[A, A_ENDS])).unwrap();
+    let usage = lockkeeper_cli::exit::USAGE;
+    test.ran("verify good --html good").is_one_line(usage, &["would overwrite the history `good`"]);
+    test.ran("verify /dev/null --html page.html").is_one_line(usage, &["no regular file", "twice"]);
+    test.ran("verify good --html missing/page.html")
+        .is_one_line(lockkeeper_cli::exit::CANNOT_CREATE, &["missing/page.html"]);
+    assert_eq!(test.ran("verify good --html page.html --follow").code, 64);
+}
+
+#[test]
 fn files_that_are_no_histories_are_refused_with_their_line() {
     let test = TestDir::new();
     std::fs::write(test.path("bad"), history(&[A, "not JSON"])).unwrap();

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use lockkeeper_rig::find;
+use serde_json::json;
 
 use crate::node::Node;
 use crate::support::{CommandExt, TestDir};
@@ -94,4 +95,54 @@ fn hazards_are_played_to_their_ends() {
     std::fs::write(test.path("page.html"), &page.out).unwrap();
     let [stories, page] = ["stories", "page.html"].map(|name| test.path(name).display().to_string());
     run("hazard.mjs", &[&node.http(), &stories, &page]);
+}
+
+/// A history of eight writers with two violations: an overlap at a lock with a hostile name, and a token that
+/// was granted twice.
+fn history_with_violations() -> String {
+    const MS: u64 = 1_000_000;
+    const HOSTILE: &str = "</script><img src=x onerror=alert(1)>";
+    let mut lines = Vec::new();
+    let mut push = |at: u64, by: &str, mut more: serde_json::Value| {
+        (more["at"], more["by"]) = ((at * MS).into(), by.into());
+        lines.push((at, more.to_string()));
+    };
+    let grant = |at: u64, lock: &str, token: u64| {
+        json!({
+            "event": "granted", "hold": token, "service": "s", "locks": [lock], "mode": "exclusive", "token": token,
+            "asked": (at - 2) * MS,
+        })
+    };
+    let end =
+        |at: u64, hold: u64| json!({ "event": "ended", "hold": hold, "until": at * MS, "how": "released" });
+    let writers: Vec<String> = (0..8).map(|number| format!("worker {number}")).collect();
+    for by in writers.iter().map(String::as_str).chain(["early", "late", "chaos"]) {
+        push(1, by, json!({ "event": "writer", "format": 1, "clock": "c", "label": "a test" }));
+    }
+    for turn in 1..=400 {
+        let (by, at) = (writers[usize::try_from(turn % 8).unwrap()].as_str(), 10 * turn);
+        push(at, by, grant(at, "busy", 1_000 + turn));
+        push(at + 9, by, end(at + 8, 1_000 + turn));
+    }
+    for (at, begins) in [(1_500, true), (1_900, false)] {
+        push(at, "chaos", json!({ "event": "fault", "fault": "pause", "target": "early", "begins": begins }));
+    }
+    push(1_800, "early", grant(1_800, HOSTILE, 101));
+    push(1_850, "late", grant(1_850, HOSTILE, 102));
+    push(1_870, "late", end(1_869, 102));
+    push(1_910, "early", end(1_900, 101));
+    push(3_000, "early", grant(3_000, "twice", 7));
+    push(3_001, "early", end(3_001, 7));
+    push(3_010, "late", grant(3_010, "twice", 7));
+    lines.sort();
+    lines.into_iter().map(|(_, line)| line + "\n").collect()
+}
+
+#[test]
+fn page_of_a_history_shows_its_violations() {
+    let test = TestDir::new();
+    std::fs::write(test.path("history"), history_with_violations()).unwrap();
+    let said = test.ran("verify history --html page.html");
+    assert!(said.code == 1 && said.out.ends_with("2 violations\n"), "{said:?}");
+    run("history.mjs", &[&test.path("page.html").display().to_string()]);
 }

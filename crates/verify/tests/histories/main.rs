@@ -5,3 +5,4 @@ mod bad;
 mod general;
 mod good;
 mod play;
+mod timeline;

@@ -111,6 +111,10 @@ impl Play {
         self.line(at, "reads", HistoryEvent::Read(ReadEvent { resource, asked, version }))
     }
 
+    pub(crate) fn lines(&self) -> &[HistoryLine] {
+        &self.lines
+    }
+
     /// Each violation once, as the lines stand.
     pub(crate) fn violations(&self) -> Vec<Violation> {
         let mut checker = Checker::default();

@@ -2,6 +2,7 @@
 //! written.
 
 pub(super) mod follow;
+mod html;
 
 use std::fs::File;
 use std::io::BufReader;
@@ -10,24 +11,45 @@ use std::path::Path;
 use lockkeeper_verify::{Checker, Counts, Merged, Violation};
 use serde_json::{Value, json};
 
+use self::html::Page;
 use crate::args::Verify;
 use crate::exit::{CONFIG, Failure, NO, OK};
 use crate::output;
 
 /// Checks whole files.
 pub(super) fn verify(args: &Verify) -> Result<u8, Failure> {
+    let (mut checker, mut report) = (Checker::default(), Report::new(args));
+    let mut page = args.html.as_deref().map(|path| Page::new(args, path)).transpose()?;
+    read(args, |line| {
+        if let Some(page) = &mut page {
+            page.overview.push(&line);
+        }
+        checker.push(line);
+        let violations = checker.take_violations();
+        if let Some(page) = &mut page {
+            violations.iter().for_each(|violation| page.overview.found(violation.clone()));
+        }
+        report.show(violations)
+    })?;
+    let counts = checker.counts();
+    page.map_or(Ok(()), |page| page.write(args, &counts))?;
+    report.end(&counts)
+}
+
+/// Calls `each` for every line of the history.
+fn read(
+    args: &Verify,
+    mut each: impl FnMut(lockkeeper_verify::HistoryLine) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let open = |path: &std::path::PathBuf| Ok(BufReader::with_capacity(1 << 18, opened(path)?));
     let files = args.files.iter().map(open).collect::<Result<Vec<_>, Failure>>()?;
-    let (mut checker, mut report) = (Checker::default(), Report::new(args));
     for line in Merged::new(files) {
-        let line = line.map_err(|error| {
+        each(line.map_err(|error| {
             let text = format!("{}: {error}: no line of a history", args.files[error.file].display());
             Failure::new(CONFIG, text)
-        })?;
-        checker.push(line);
-        report.show(checker.take_violations())?;
+        })?)?;
     }
-    report.end(&checker.counts())
+    Ok(())
 }
 
 fn opened(path: &Path) -> Result<File, Failure> {
