@@ -1,4 +1,4 @@
-//! What this client writes down of its locks, for `lockkeeper verify` (docs/history.md).
+//! What this client writes down of its locks, for `lockkeeper verify` (docs/verify.md).
 //!
 //! Asked for by `?history=FILE` in a URL, or by `LOCKKEEPER_HISTORY=FILE` for all clients of a process. Each
 //! event is one system call; without a history, an acquire pays for one comparison.
