@@ -4,6 +4,7 @@
 //! Needs root. The files are slower than those of the real disk.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::folder::Folder;
 use crate::program::{Program, ask};
@@ -11,6 +12,7 @@ use crate::program::{Program, ask};
 const MAKE: Program = Program { name: "mkfs.ext4", package: "e2fsprogs" };
 const MOUNT: Program = Program { name: "mount", package: "mount" };
 const UNMOUNT: Program = Program { name: "umount", package: "mount" };
+const COPY: Program = Program { name: "cp", package: "coreutils" };
 const TRUNCATE: Program = Program { name: "truncate", package: "coreutils" };
 /// Shuts a filesystem down as a power cut does.
 pub const SHUT_DOWN: Program = Program { name: "xfs_io", package: "xfsprogs" };
@@ -21,6 +23,8 @@ const SIZE: &str = "512M";
 /// A mounted filesystem.
 pub struct PowerDisk {
     folder: Folder,
+    /// How often it was mounted.
+    mounts: AtomicU32,
 }
 
 impl PowerDisk {
@@ -30,12 +34,12 @@ impl PowerDisk {
     /// This process is not root, or a program is missing.
     #[must_use]
     pub fn new() -> Self {
-        let disk = Self { folder: Folder::new("power") };
+        let disk = Self { folder: Folder::new("power"), mounts: AtomicU32::new(0) };
         std::fs::create_dir(disk.path()).expect("our folder is ours");
-        let image = disk.image();
+        let image = disk.image(0);
         run(TRUNCATE, &[Path::new("-s"), Path::new(SIZE), &image]);
         run(MAKE, &[Path::new("-q"), &image]);
-        disk.mount();
+        disk.mount(&image);
         disk
     }
 
@@ -45,12 +49,12 @@ impl PowerDisk {
         self.folder.path().join("disk")
     }
 
-    fn image(&self) -> PathBuf {
-        self.folder.path().join("image")
+    fn image(&self, mount: u32) -> PathBuf {
+        self.folder.path().join(format!("image-{mount}"))
     }
 
-    fn mount(&self) {
-        run(MOUNT, &[Path::new("-o"), Path::new("loop"), &self.image(), &self.path()]);
+    fn mount(&self, image: &Path) {
+        run(MOUNT, &[Path::new("-o"), Path::new("loop"), image, &self.path()]);
     }
 
     /// Cuts the power: from now on each read, write and sync fails, and what was not synced is gone.
@@ -67,7 +71,13 @@ impl PowerDisk {
     /// They are.
     pub fn restore(&self) {
         run(UNMOUNT, &[&self.path()]);
-        self.mount();
+        // Of a copy: while another mount namespace has the old image, a mount of it is the filesystem that was
+        // shut down.
+        let mounts = self.mounts.fetch_add(1, Ordering::SeqCst);
+        let (old, new) = (self.image(mounts), self.image(mounts + 1));
+        run(COPY, &[Path::new("--sparse=always"), &old, &new]);
+        std::fs::remove_file(old).expect("our folder is ours");
+        self.mount(&new);
     }
 }
 
