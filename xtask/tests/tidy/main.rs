@@ -134,7 +134,7 @@ fn every_relative_link_leads_to_a_file_and_a_heading_that_exist() {
     report(&problems);
 }
 
-/// The last columns of the tables in docs/security.md, of four columns, and in docs/track-record.md, of seven.
+/// The last column of the tables in docs/security.md (of four) and docs/track-record.md (of seven columns).
 #[test]
 fn tests_that_pages_name_exist() {
     let (sources, mut problems) = (texts("rs"), Vec::new());
