@@ -134,24 +134,46 @@ fn every_relative_link_leads_to_a_file_and_a_heading_that_exist() {
     report(&problems);
 }
 
-/// The last column of the table in docs/security.md.
+/// The last column of the tables in docs/security.md (of four) and docs/track-record.md (of seven columns).
 #[test]
-fn tests_that_the_security_page_names_exist() {
-    let text = std::fs::read_to_string(root().join("docs/security.md")).unwrap();
-    let rows = text.lines().filter(|line| line.starts_with("| ") && line.matches(" | ").count() == 3);
-    let names = rows.flat_map(|row| row.rsplit(" | ").next().unwrap().split('`').skip(1).step_by(2));
-    let names: BTreeSet<&str> = names.collect();
-    assert!(names.len() > 5, "{names:?}");
-    let sources = texts("rs");
-    let missing = names.into_iter().filter(|name| {
-        let is_defined = format!("fn {name}()");
-        !sources.iter().any(|(_, text)| text.contains(&is_defined))
-    });
-    report(
-        &missing
-            .map(|name| format!("docs/security.md names the test `{name}`, which is none"))
-            .collect::<Vec<_>>(),
-    );
+fn tests_that_pages_name_exist() {
+    let (sources, mut problems) = (texts("rs"), Vec::new());
+    for (page, columns) in [("docs/security.md", 4), ("docs/track-record.md", 7)] {
+        let text = fs::read_to_string(root().join(page)).unwrap();
+        let rows =
+            text.lines().filter(|line| line.starts_with("| ") && line.matches(" | ").count() == columns - 1);
+        let names = rows.flat_map(|row| row.rsplit(" | ").next().unwrap().split('`').skip(1).step_by(2));
+        // A name may have the options of its command before it.
+        let names: BTreeSet<&str> = names.filter(|name| !name.starts_with('-')).collect();
+        assert!(names.len() > 5, "{page}: {names:?}");
+        problems.extend(names.into_iter().filter_map(|name| {
+            let definition = format!("fn {name}(");
+            let is_defined = sources.iter().any(|(_, text)| text.contains(&definition));
+            (!is_defined).then(|| format!("{page} names the test `{name}`, which is none"))
+        }));
+    }
+    report(&problems);
+}
+
+/// In a shallow clone, which has not the history, nothing is checked.
+#[test]
+fn commits_of_the_track_record_are_in_the_history() {
+    let git = |words: &[&str]| {
+        let output =
+            Command::new("git").args(["-c", "safe.directory=*"]).args(words).current_dir(root()).output();
+        String::from_utf8(output.expect("git runs").stdout).expect("git prints UTF-8")
+    };
+    let history = git(&["rev-list", "HEAD"]);
+    let text = fs::read_to_string(root().join("docs/track-record.md")).unwrap();
+    let is_commit = |name: &&str| name.len() == 8 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let commits: BTreeSet<&str> = text.split('`').filter(is_commit).collect();
+    assert!(commits.len() > 5, "{commits:?}");
+    if git(&["rev-parse", "--is-shallow-repository"]).trim() == "false" {
+        let missing = commits.into_iter().filter(|&commit| !history.lines().any(|it| it.starts_with(commit)));
+        report(
+            &missing.map(|commit| format!("docs/track-record.md: no commit {commit}")).collect::<Vec<_>>(),
+        );
+    }
 }
 
 #[test]
