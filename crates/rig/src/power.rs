@@ -71,8 +71,8 @@ impl PowerDisk {
     /// They are.
     pub fn restore(&self) {
         run(UNMOUNT, &[&self.path()]);
-        // Of a copy: while another mount namespace has the old image, a mount of it is the filesystem that was
-        // shut down.
+        // Of a copy: while another mount namespace has the old image, a mount of it is the filesystem that
+        // was shut down.
         let mounts = self.mounts.fetch_add(1, Ordering::SeqCst);
         let (old, new) = (self.image(mounts), self.image(mounts + 1));
         run(COPY, &[Path::new("--sparse=always"), &old, &new]);
