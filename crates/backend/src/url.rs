@@ -197,6 +197,11 @@ impl Url {
         value.parse().map(Some).map_err(|_| bad())
     }
 
+    /// Takes a parameter that is not the lock service's.
+    pub fn take_parameter(&mut self, key: &str) -> Option<String> {
+        self.query.remove(key)
+    }
+
     /// Whether the text contains a password; not one that is elsewhere, in a file or an environment variable.
     #[must_use]
     pub fn has_password(&self) -> bool {

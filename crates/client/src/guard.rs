@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_backend::{BootInstant, HoldChange, LossCause};
-use lockkeeper_core::{PermitGrant, Slot, Token};
+use lockkeeper_core::{LockName, ModeKind, PermitGrant, Slot, Token};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{ChangeError, Lost, ReleaseError, VerifyError};
 use crate::kind::{Fenced, Kind, Unfenced};
+use crate::recorder::Recorder;
 use crate::session::HoldHandle;
 
 /// A held lock. Dropping it releases the lock in the background; [`Guard::release`] returns the result.
@@ -26,6 +27,18 @@ pub struct Guard<F: Kind = Unfenced> {
 impl<F: Kind> Guard<F> {
     pub(crate) fn new(hold: HoldHandle) -> Self {
         Self { inner: Arc::new(hold), kind: PhantomData }
+    }
+
+    /// Writes the grant to the client's history; `false` if the hold is lost already.
+    pub(crate) fn record(
+        &mut self,
+        recorder: &Recorder,
+        names: &[LockName],
+        (mode, subtree): (ModeKind, bool),
+        asked: BootInstant,
+    ) -> bool {
+        // Nobody has another guard of it yet.
+        Arc::get_mut(&mut self.inner).is_some_and(|hold| hold.record(recorder, names, (mode, subtree), asked))
     }
 
     /// Fires when the hold is lost: no later than its deadline, from a timer that does not depend on I/O
@@ -111,6 +124,9 @@ impl<F: Kind> Guard<F> {
     /// [`ChangeError`]; [`ChangeError::Backend`] for a permit.
     pub async fn downgrade(&self) -> Result<(), ChangeError> {
         let can = self.inner.capabilities().downgrade;
+        if can {
+            self.inner.record_downgrade();
+        }
         self.change(can, "share an exclusive hold", HoldChange::Downgrade).await
     }
 

@@ -114,6 +114,7 @@ mod observe;
 pub mod once;
 mod prepared;
 mod recipes;
+mod recorder;
 mod session;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]

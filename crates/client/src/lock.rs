@@ -382,7 +382,8 @@ impl<F: Kind> Lock<F> {
             outcome = Empty,
             token = Empty
         );
-        let result = match self.begin_section() {
+        let asked = self.core.recorder.as_ref().map(|_| BootInstant::now());
+        let mut result = match self.begin_section() {
             Some(guard) => {
                 // A loop over a cached lock waits for nothing, and would starve the other tasks of its
                 // thread.
@@ -391,12 +392,31 @@ impl<F: Kind> Lock<F> {
             }
             None => self.acquire_within(&span, wait).instrument(span.clone()).await,
         };
+        if let Some(asked) = asked {
+            self.record(&mut result, asked);
+        }
         span.record("outcome", outcome(&result));
         if let Some(token) = result.as_ref().ok().and_then(Guard::token_hint) {
             // OpenTelemetry has signed numbers only; a token is below 2^53.
             span.record("token", token.get() as i64);
         }
         result
+    }
+
+    /// Writes the result to the client's history.
+    fn record(&self, result: &mut Result<Guard<F>, AcquireError>, asked: BootInstant) {
+        let (Some(recorder), Ok(names)) = (&self.core.recorder, &self.names) else { return };
+        let subtree = self.options.subtree;
+        let why = match result {
+            Ok(guard) => {
+                if guard.record(recorder, names, (self.mode.kind(), subtree), asked) {
+                    return;
+                }
+                "lost-at-once"
+            }
+            Err(_) => outcome(result),
+        };
+        recorder.denied(names, asked, why);
     }
 
     async fn acquire_within(&self, span: &Span, wait: Wait) -> Result<Guard<F>, AcquireError> {

@@ -8,9 +8,9 @@ use std::time::Duration;
 #[cfg(doc)]
 use lockkeeper_backend::BackendErrorKind;
 use lockkeeper_backend::{
-    Administration, Backend, BackendError, Backup, BreakOrder, Broken, Capabilities, ClusterInfo,
-    ConnectError, EndSessionOrder, EndedSession, Finding, LockInfo, MembersChange, NodeReport, ServiceStatus,
-    SessionInfo, Unsupported, Watch,
+    Administration, Backend, BackendError, Backup, BootInstant, BreakOrder, Broken, Capabilities,
+    ClusterInfo, ConnectError, EndSessionOrder, EndedSession, Finding, LockInfo, MembersChange, NodeReport,
+    ServiceStatus, SessionInfo, Unsupported, Watch,
 };
 use lockkeeper_core::{LockName, Mode, NameError, Token, TokenStatus, validate};
 
@@ -19,6 +19,7 @@ use crate::kind::{Fenced, Kind, Unfenced};
 use crate::lock::Lock;
 use crate::locks_core::Core;
 use crate::recipes::{Election, Partitions, Striped};
+use crate::recorder::{self, Recorder};
 use crate::session::Session;
 
 /// A client of one lock service. Cheap to clone; clones share sessions.
@@ -52,18 +53,28 @@ impl Locks<Unfenced> {
     /// # Errors
     /// As [`Locks::connect`].
     pub async fn connect_as(url: &str, label: &str) -> Result<Self, ConnectError> {
-        Ok(Self::over(backends::connect(url).await?, label))
+        let connected = backends::connect(url).await?;
+        let by_environment = || std::env::var_os(recorder::FILE_VARIABLE).filter(|file| !file.is_empty());
+        let recorder = match connected.history.map(Into::into).or_else(by_environment) {
+            Some(file) => Some(Recorder::open(file.as_ref(), url, label)?),
+            None => None,
+        };
+        Ok(Self::recorded(connected.backend, label, recorder))
     }
 
     /// A client of any lock service, with this label, which is cut to 256 bytes.
     pub fn over(backend: Arc<dyn Backend>, label: &str) -> Self {
+        Self::recorded(backend, label, None)
+    }
+
+    fn recorded(backend: Arc<dyn Backend>, label: &str, recorder: Option<Recorder>) -> Self {
         // The label is informative only: one that is too long is cut, not refused.
         let cut = (0..=label.len().min(lockkeeper_core::limits::LABEL_BYTES_MAX))
             .rev()
             .find(|&at| label.is_char_boundary(at))
             .unwrap_or(0);
         let label = label[..cut].to_owned();
-        Self { core: Arc::new(Core { backend, label, state: Mutex::default() }), kind: PhantomData }
+        Self { core: Arc::new(Core { backend, label, recorder, state: Mutex::default() }), kind: PhantomData }
     }
 
     /// Converts the client to one on which every hold has a token.
@@ -153,7 +164,12 @@ impl<F: Kind> Locks<F> {
     /// # Errors
     /// [`BackendError`].
     pub async fn inspect(&self, name: impl AsRef<str>) -> Result<LockInfo, BackendError> {
-        self.core.backend.inspect(LockName::parse(name.as_ref())?).await
+        let asked = self.asked();
+        let info = self.core.backend.inspect(LockName::parse(name.as_ref())?).await?;
+        if let (Some(recorder), Some(asked)) = (&self.core.recorder, asked) {
+            recorder.listed(&info, asked);
+        }
+        Ok(info)
     }
 
     /// All locks in use at or below `prefix`, by name.
@@ -174,7 +190,17 @@ impl<F: Kind> Locks<F> {
         token: Token,
     ) -> Result<TokenStatus, BackendError> {
         self.needs_tokens("check a token")?;
-        self.core.backend.check_token(LockName::parse(name.as_ref())?, token).await
+        let (name, asked) = (LockName::parse(name.as_ref())?, self.asked());
+        let status = self.core.backend.check_token(name.clone(), token).await?;
+        if let (Some(recorder), Some(asked)) = (&self.core.recorder, asked) {
+            recorder.status(&name, token, asked, &status);
+        }
+        Ok(status)
+    }
+
+    /// The present moment, if this client writes a history.
+    fn asked(&self) -> Option<BootInstant> {
+        self.core.recorder.as_ref().map(|_| BootInstant::now())
     }
 
     /// Ends another client's hold: an operator's last resort.

@@ -7,12 +7,14 @@ use lockkeeper_backend::io::LeaseThread;
 use lockkeeper_backend::{Backend, BackendError, BackendErrorKind, Capabilities, Spec};
 
 use crate::error::AcquireError;
+use crate::recorder::Recorder;
 use crate::session::Session;
 
 /// State shared by the clones of a client.
 pub(crate) struct Core {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) label: String,
+    pub(crate) recorder: Option<Recorder>,
     pub(crate) state: Mutex<LocksState>,
 }
 

@@ -470,10 +470,19 @@ impl SessionInner {
             Output::Lost { key, .. } if self.cache().remove_key(key) => state.abandon(key),
             Output::Lost { key, cause } => {
                 if let Some(caller) = state.callers.get(&key) {
-                    caller.hold.lose(cause, self.name());
+                    caller.hold.lose(cause, self.name(), self.until_deadline(self.clock.now()));
                 }
             }
         }
+    }
+}
+
+impl SessionInner {
+    /// `now`, or the lease deadline if it has passed.
+    fn until_deadline(&self, now: BootInstant) -> BootInstant {
+        let has_ended =
+            self.has_ttl.then(|| BootInstant::from_nanos(self.lease_deadline.load(Ordering::SeqCst)));
+        has_ended.map_or(now, |deadline| deadline.min(now))
     }
 }
 

@@ -103,6 +103,8 @@ pub struct GrantedEvent {
     pub slots: Vec<SlotOf>,
     /// The fencing token, if the service has them.
     pub token: Option<u64>,
+    /// The client keeps the hold between its sections, each of which has a token of its own.
+    pub cached: bool,
     /// Before the acquire was sent.
     pub asked: u64,
     /// When the acquire was certainly in a queue that grants in the order of arrival, and stayed there.

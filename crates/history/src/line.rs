@@ -228,6 +228,9 @@ impl Object {
             });
         }
         it.token.inspect(|token| self.number("token", token));
+        if it.cached {
+            self.number("cached", true);
+        }
         self.number("asked", it.asked);
         it.queued.inspect(|queued| self.number("queued", queued));
     }

@@ -49,6 +49,8 @@ struct Fields<'a> {
     slots: Vec<(u32, u32)>,
     token: Option<u64>,
     tokens: Option<Vec<u64>>,
+    #[serde(default)]
+    cached: bool,
     asked: Option<u64>,
     queued: Option<u64>,
     until: Option<u64>,
@@ -124,6 +126,7 @@ impl Fields<'_> {
                     mode: word!(mode, Mode),
                     slots: self.slots.into_iter().map(|(slot, limit)| SlotOf { slot, limit }).collect(),
                     token: self.token,
+                    cached: self.cached,
                     asked: field!(asked),
                     queued: self.queued,
                 })
@@ -203,7 +206,19 @@ mod tests {
         let grant = (grant, number(), any::<Option<u64>>()).prop_map(|(first, asked, queued)| {
             let (hold, service, locks, subtree, mode, slots, token) = first;
             let slots = slots.into_iter().map(|(slot, limit)| SlotOf { slot, limit }).collect();
-            Event::Granted(GrantedEvent { hold, service, locks, subtree, mode, slots, token, asked, queued })
+            let cached = subtree;
+            Event::Granted(GrantedEvent {
+                hold,
+                service,
+                locks,
+                subtree,
+                mode,
+                slots,
+                token,
+                cached,
+                asked,
+                queued,
+            })
         });
         let wrote = ([text, text, text, text, text], number());
         let wrote = (wrote, any::<Option<u64>>()).prop_map(

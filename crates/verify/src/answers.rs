@@ -97,6 +97,9 @@ impl LockState {
         line: &Arc<Line>,
         found: &mut Vec<Violation>,
     ) {
+        if self.has_cached {
+            return;
+        }
         match answer {
             TokenAnswer::Current => self.said_current(lock, token, (asked, at), line, found),
             TokenAnswer::NotCurrent => self.said_denied(lock, Tokens::One(token), (asked, at), line, found),
@@ -121,6 +124,9 @@ impl LockState {
         line: &Arc<Line>,
         found: &mut Vec<Violation>,
     ) {
+        if self.has_cached {
+            return;
+        }
         for &token in tokens {
             self.said_current(lock, token, (asked, at), line, found);
         }

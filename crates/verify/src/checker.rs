@@ -171,6 +171,7 @@ impl Checker {
                 ended: None,
             };
             let lock = self.lock(&event.service, name);
+            lock.has_cached |= event.cached;
             lock.granted(hold, name, asked, found);
             let dead = lock.take_dead();
             if let (Mode::Exclusive, Some(token), [_], false) =

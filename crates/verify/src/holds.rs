@@ -116,6 +116,8 @@ pub(crate) struct LockState {
     /// Pairs of holds that were told of.
     told: VecDeque<[Key; 2]>,
     pub(crate) answers: Answers,
+    /// Whether it was ever cached. Then several tokens are those of one hold, and answers say less.
+    pub(crate) has_cached: bool,
     /// Exclusive grants: when they were asked for, and their tokens.
     turns: VecDeque<(Time, u64, Arc<Line>)>,
 }

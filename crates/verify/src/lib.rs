@@ -25,6 +25,6 @@ mod report;
 mod resource;
 
 pub use checker::Checker;
-pub use lockkeeper_history::{Event, Line, LineError, parse};
+pub use lockkeeper_history::{Event, HoldEnd, Line, LineError, parse};
 pub use merge::{MergeError, Merged};
 pub use report::{Counts, Kind, Violation};

@@ -105,7 +105,14 @@ impl KnownBackend {
     }
 }
 
-pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, ConnectError> {
+/// A lock service, and what its URL says to the library.
+pub(crate) struct Connected {
+    pub(crate) backend: Arc<dyn Backend>,
+    /// The file of the client's history: `?history=FILE`, for every service.
+    pub(crate) history: Option<String>,
+}
+
+pub(crate) async fn connect(url: &str) -> Result<Connected, ConnectError> {
     let schemes = || BACKENDS.iter().flat_map(|known| known.schemes);
     let names: Vec<&str> = schemes().map(|scheme| scheme.name).collect();
     let mut url = Url::parse(url, &names)?;
@@ -116,7 +123,9 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, ConnectError>
         if info.has_password {
             url.find_password()?;
         }
-        return (info.connect)(&url).await;
+        let history = url.take_parameter("history");
+        let backend = (info.connect)(&url).await?;
+        return Ok(Connected { backend, history });
     }
     let feature = schemes().find(|scheme| scheme.name == url.scheme).and_then(|scheme| scheme.feature);
     Err(match feature {

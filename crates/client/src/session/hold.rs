@@ -9,7 +9,7 @@ use lockkeeper_backend::{
     AcquireRequest, Answer, BackendError, BootInstant, BoxFuture, BreakNotice, Call, CallError, CallResult,
     Capabilities, Granted, HoldChange, LossCause, Push, Responder,
 };
-use lockkeeper_core::Seq;
+use lockkeeper_core::{LockName, ModeKind, Seq};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -18,12 +18,15 @@ use crate::error::{ChangeError, Lost, ReleaseError, VerifyError};
 use crate::machine::cache::{AfterSection, CachedSection};
 use crate::machine::{AcquireLimits, Key, NotAcquired, Releasing};
 use crate::observe;
+use crate::recorder::{RecordedGrant, RecordedHold, Recorder};
 
 /// The state of a request and its hold. Guards read it without a lock and without I/O.
 pub(crate) struct HoldStatus {
     request: Arc<AcquireRequest>,
     lost: CancellationToken,
     cause: OnceLock<LossCause>,
+    /// The last moment before the loss at which a guard counted on the hold, in nanoseconds.
+    claimed_until: AtomicU64,
     /// Set before the loss is signalled, if the service reports who broke the hold.
     broken: OnceLock<Arc<BreakNotice>>,
     /// The reason of the loss, if there is one: why the lease was not renewed, or the connection has ended.
@@ -87,6 +90,8 @@ pub(crate) struct HoldHandle {
     /// The section of a cached hold. The other fields are the section's, but for `key` and `hold`.
     section: Option<CachedSection>,
     over: bool,
+    /// Where the hold is written down, if the client writes a history.
+    recorded: Option<RecordedHold>,
 }
 
 impl HoldStatus {
@@ -95,6 +100,7 @@ impl HoldStatus {
             request,
             lost: CancellationToken::new(),
             cause: OnceLock::new(),
+            claimed_until: AtomicU64::new(u64::MAX),
             broken: OnceLock::new(),
             trouble: OnceLock::new(),
             lease_trouble,
@@ -165,7 +171,9 @@ impl HoldStatus {
         let _ = self.trouble.set(why);
     }
 
-    pub(super) fn lose(&self, cause: LossCause, backend: &'static str) {
+    /// Signals the loss. `at`: no guard has counted on the hold since then.
+    pub(super) fn lose(&self, cause: LossCause, backend: &'static str, at: BootInstant) {
+        self.claimed_until.fetch_min(at.as_nanos(), Ordering::SeqCst);
         if cause == LossCause::Expired
             && let Some(why) = self.lease_trouble.latest()
         {
@@ -197,7 +205,7 @@ impl HoldStatus {
             return Ok((until != BootInstant::MAX).then_some(until));
         }
         let cause = if own < deadline { LossCause::MaxHold } else { LossCause::Expired };
-        self.lose(cause, backend);
+        self.lose(cause, backend, until);
         // The cell holds the first cause, which the machine may have set concurrently.
         Err(self.loss(cause))
     }
@@ -207,7 +215,17 @@ impl HoldHandle {
     pub(super) fn new(session: Arc<Session>, key: Key, hold: Arc<HoldStatus>) -> Self {
         let since = session.now();
         let granted = Granted::default();
-        Self { session, key, hold, granted, since, held_until: since, section: None, over: false }
+        Self {
+            session,
+            key,
+            hold,
+            granted,
+            since,
+            held_until: since,
+            section: None,
+            over: false,
+            recorded: None,
+        }
     }
 
     pub(super) fn of_section(
@@ -218,7 +236,17 @@ impl HoldHandle {
     ) -> Self {
         let granted = Granted { token: Some(section.token), ..Granted::default() };
         let (key, section) = (section.key, Some(section));
-        Self { session, key, hold, granted, since: now, held_until: now, section, over: false }
+        Self {
+            session,
+            key,
+            hold,
+            granted,
+            since: now,
+            held_until: now,
+            section,
+            over: false,
+            recorded: None,
+        }
     }
 
     /// Waits until the request is granted.
@@ -348,6 +376,16 @@ impl HoldHandle {
     /// Releases the hold, not before its least duration, and waits for the answer. A cached hold stays for
     /// the next section, if it may.
     pub(crate) async fn release(mut self, now: BootInstant) -> Result<(), ReleaseError> {
+        let until = self.claimed_until(now);
+        let recorded = self.recorded.take();
+        let released = self.release_from(now).await;
+        if let Some(recorded) = recorded {
+            recorded.ended(until, released.is_err());
+        }
+        released
+    }
+
+    async fn release_from(mut self, now: BootInstant) -> Result<(), ReleaseError> {
         let (inner, held) = (&self.session.0, now - self.since);
         match self.section {
             Some(_) => inner.section_metrics().ended(held),
@@ -390,6 +428,38 @@ impl HoldHandle {
 
     fn unconfirmed_release(&self) -> ReleaseError {
         ReleaseError::Ambiguous { why: self.session.reason(self.hold.refusal().as_deref()) }
+    }
+
+    /// The last moment up to `now` at which a guard counted on the hold.
+    fn claimed_until(&self, now: BootInstant) -> BootInstant {
+        match self.loss_at(now) {
+            Some(_) => BootInstant::from_nanos(self.hold.claimed_until.load(Ordering::SeqCst)).min(now),
+            None => now,
+        }
+    }
+
+    /// Writes the grant to the client's history; `false` if the hold is lost already.
+    pub(crate) fn record(
+        &mut self,
+        recorder: &Recorder,
+        names: &[LockName],
+        (mode, subtree): (ModeKind, bool),
+        asked: BootInstant,
+    ) -> bool {
+        let at = BootInstant::now();
+        if self.loss_at(at).is_some() {
+            return false;
+        }
+        let (permits, token, cached) =
+            (&self.granted.permits[..], self.granted.token, self.section.is_some());
+        let grant = RecordedGrant { names, mode, subtree, permits, token, cached, asked };
+        self.recorded = Some(recorder.granted(at, grant));
+        true
+    }
+
+    /// Writes to the client's history that others may share the hold.
+    pub(crate) fn record_downgrade(&self) {
+        self.recorded.as_ref().inspect(|recorded| recorded.downgrades());
     }
 
     /// Checks with the backend that the hold is live. One round trip.
@@ -459,7 +529,7 @@ impl HoldHandle {
     }
 
     fn lost_now(&self, cause: LossCause) -> Lost {
-        self.hold.lose(cause, self.session.0.name());
+        self.hold.lose(cause, self.session.0.name(), self.session.0.until_deadline(self.now()));
         self.hold.loss(cause)
     }
 
@@ -506,6 +576,10 @@ impl Drop for UnansweredChange<'_> {
 
 impl Drop for HoldHandle {
     fn drop(&mut self) {
+        if let Some(recorded) = self.recorded.take() {
+            let now = self.now();
+            recorded.ended(self.claimed_until(now), self.loss_at(now).is_some());
+        }
         if self.over || (self.section.is_some() && self.keeps(self.now())) {
             return;
         }
@@ -528,7 +602,7 @@ mod tests {
     fn a_loss_is_visible_to_a_reader_of_the_later_deadline() {
         let hold = HoldStatus::new(request_of_a_test(), LeaseTrouble::default());
         let deadline = || {
-            hold.lose(LossCause::Broken, "memory");
+            hold.lose(LossCause::Broken, "memory", BootInstant::from_nanos(0));
             2_000
         };
         let read = hold.valid_until(deadline, || BootInstant::from_nanos(1_000), "memory");

@@ -33,7 +33,7 @@ pub(super) fn request_of_a_test() -> Arc<AcquireRequest> {
 #[tokio::test]
 async fn a_late_push_for_an_ended_session_does_not_end_the_next_one() {
     let pushes = Arc::new(Mutex::new(Vec::new()));
-    let memory = crate::backends::connect("memory:").await.unwrap();
+    let memory = crate::backends::connect("memory:").await.unwrap().backend;
     let locks = Locks::over(Arc::new(Spy { memory, pushes: pushes.clone() }), "alice");
     let first = locks.mutex("a").acquire().await.unwrap();
     let old = pushes.lock().unwrap()[0].clone();
@@ -53,7 +53,7 @@ async fn a_late_push_for_an_ended_session_does_not_end_the_next_one() {
 /// A thread whose input meets a locked state does not block, and its input is processed by the lock's holder.
 #[tokio::test]
 async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
-    let backend = crate::backends::connect("memory:").await.unwrap();
+    let backend = crate::backends::connect("memory:").await.unwrap().backend;
     let spec = Spec {
         ttl: Some(Duration::from_secs(30)),
         lock_delay: Duration::ZERO,

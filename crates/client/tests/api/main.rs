@@ -5,6 +5,7 @@ mod cached;
 mod cancel;
 mod cluster;
 mod deadlocks;
+mod histories;
 mod memory;
 mod partitions;
 mod service;
