@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::Result;
 use crate::options::Options;
+use crate::worker::SERVICE;
 
 /// The hosts of workers come after those of nodes.
 pub(crate) struct Worker {
@@ -74,7 +75,7 @@ impl Workers {
         command.arg(&worker.history).arg("--ledgers").arg(worker.folder.join("ledgers"));
         command.args(["--seed", &worker.seed.to_string(), "--tasks", &options.tasks.to_string()]);
         command.args(options.mutant.iter().flat_map(|mutant| ["--mutant", mutant]));
-        command.env("LOCKKEEPER_HISTORY", &worker.history);
+        command.env("LOCKKEEPER_HISTORY", &worker.history).env("LOCKKEEPER_HISTORY_SERVICE", SERVICE);
         let mut child = command.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log).spawn()?;
         let stdin = child.stdin.take().ok_or("a worker without a pipe")?;
         worker.child = Some((child, stdin));
@@ -82,28 +83,32 @@ impl Workers {
     }
 
     /// Asks all to close their sessions, and waits until they have ended. Those that take too long are
-    /// killed; returns their number.
-    pub(crate) async fn end(&mut self) -> Result<usize> {
-        let until = Instant::now() + Duration::from_secs(15);
+    /// killed. Returns what has failed: a worker that has ended by itself, or has not.
+    pub(crate) async fn end(&mut self) -> Result<Vec<String>> {
+        let until = Instant::now() + Duration::from_secs(30);
+        let mut failed = Vec::new();
         for worker in &mut self.all {
-            if let Some((_, stdin)) = &mut worker.child {
+            if let Some((child, stdin)) = &mut worker.child {
+                if let Some(status) = child.try_wait()? {
+                    let log = std::fs::read_to_string(worker.folder.join(&worker.name))?;
+                    failed.push(format!("{} has ended by itself: {status}; {}", worker.name, log.trim_end()));
+                }
                 let _ = stdin.write_all(b"end\n");
             }
         }
-        let mut killed = 0;
         for worker in &mut self.all {
             while let Some((child, _)) = &mut worker.child
                 && child.try_wait()?.is_none()
             {
                 if Instant::now() >= until {
                     worker.kill()?;
-                    killed += 1;
+                    failed.push(format!("{} does not end", worker.name));
                 }
                 sleep(Duration::from_millis(10)).await;
             }
             worker.child = None;
         }
-        Ok(killed)
+        Ok(failed)
     }
 
     /// The histories.
