@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lockkeeper::{Locks, NodeRole, ServiceStatus};
 use lockkeeper_rig::{Network, Shim};
@@ -121,18 +121,28 @@ impl Node {
     /// `None` if it does not answer now.
     async fn status(&mut self) -> Option<ServiceStatus> {
         const LIMIT: Duration = Duration::from_millis(400);
-        if self.status.is_none() {
-            let url = format!("lockkeeper://{}:{PORT}", self.network.address(self.host));
-            self.status = timeout(LIMIT, Locks::connect_as(&url, "status")).await.ok()?.ok();
+        let asked = async {
+            if self.status.is_none() {
+                let url = format!("lockkeeper://{}:{PORT}", self.network.address(self.host));
+                self.status = Locks::connect_as(&url, "status").await.ok();
+            }
+            self.status.as_ref()?.status().await.ok()
+        };
+        let status = timeout(LIMIT, asked).await.ok().flatten();
+        let own = status.filter(|status| status.node == self.host as u64 + 1);
+        if own.is_none() {
+            // A client that was refused goes to the other nodes, which it has learned of.
+            self.status = None;
         }
-        let status = timeout(LIMIT, self.status.as_ref()?.status()).await.ok()?.ok();
-        status.filter(|status| status.node == self.host as u64 + 1)
+        own
     }
 }
 
 /// All nodes.
 pub(crate) struct Cluster {
     pub(crate) nodes: Vec<Node>,
+    /// For operators' calls.
+    client: Option<Locks>,
 }
 
 impl Cluster {
@@ -146,9 +156,10 @@ impl Cluster {
         let peer = |node: usize| format!("{}={}:{}", node + 1, network.address(node), PORT + 1);
         let peers = (0..count).map(peer).collect::<Vec<_>>().join(",");
         let node = |node| Node::new(network, node, &peers, program, folder.join(format!("node{}", node + 1)));
-        let mut cluster = Self { nodes: (0..count).map(node).collect::<Result<_>>()? };
+        let mut cluster = Self { nodes: (0..count).map(node).collect::<Result<_>>()?, client: None };
         cluster.nodes.iter_mut().try_for_each(Node::start)?;
         cluster.settled().await?;
+        cluster.client = Some(Locks::connect_as(&cluster.url(), "chaos").await?);
         Ok(cluster)
     }
 
@@ -210,22 +221,22 @@ impl Cluster {
     }
 
     /// Whether the leader misses this node.
-    pub(crate) async fn misses(&mut self, leader: usize, node: usize) -> bool {
-        let Some(locks) = &self.nodes[leader].status else { return false };
+    pub(crate) async fn misses(&self, node: usize) -> bool {
+        let Some(locks) = &self.client else { return false };
         let Ok(Ok(cluster)) = timeout(Duration::from_secs(1), locks.cluster()).await else { return false };
         cluster.nodes.iter().any(|it| it.node == node as u64 + 1 && !it.answers)
     }
 
     /// Asks the leader to hand over to another node.
-    pub(crate) async fn transfer(&mut self, leader: usize, to: usize) -> bool {
-        let Some(locks) = &self.nodes[leader].status else { return false };
+    pub(crate) async fn transfer(&self, to: usize) -> bool {
+        let Some(locks) = &self.client else { return false };
         let transfer = locks.transfer_leadership(Some(to as u64 + 1));
         matches!(timeout(Duration::from_secs(5), transfer).await, Ok(Ok(_)))
     }
 
     /// The wall clock of the leader, as it shows in the lock that is acquired for this.
-    pub(crate) async fn wall_clock(&mut self, leader: usize) -> Option<std::time::SystemTime> {
-        let locks = self.nodes[leader].status.clone()?;
+    pub(crate) async fn wall_clock(&self) -> Option<SystemTime> {
+        let locks = self.client.as_ref()?;
         let asked = async {
             let guard = locks.mutex("clock").acquire().await.ok()?;
             let info = locks.inspect("clock").await.ok()?;

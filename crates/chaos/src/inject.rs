@@ -3,7 +3,7 @@
 
 use std::net::{SocketAddr, TcpStream};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lockkeeper_rig::{Network, Number};
 use nix::errno::Errno;
@@ -119,11 +119,11 @@ impl World<'_> {
             Kind::Clock => {
                 let step = if fault.pick % 2 == 0 { HOUR } else { -HOUR };
                 self.cluster.nodes[node].shim.set(Number::AheadSec, step);
-                let seen = self.cluster.wall_clock(node).await;
+                let seen = self.cluster.wall_clock().await;
                 sleep(lasts).await;
                 self.cluster.nodes[node].shim.set(Number::AheadSec, 0);
                 seen.is_some_and(|seen| {
-                    let now = std::time::SystemTime::now();
+                    let now = SystemTime::now();
                     let off = seen.duration_since(now).unwrap_or_else(|behind| behind.duration());
                     off > Duration::from_secs(3000)
                 })
@@ -166,7 +166,7 @@ impl World<'_> {
             }
             Kind::Transfer => {
                 let to = self.follower(leader, fault.pick);
-                self.cluster.transfer(leader, to).await
+                self.cluster.transfer(to).await
                     && self.cluster.view(None).await.is_some_and(|view| view.leader != leader)
             }
             Kind::Rolling => {
@@ -243,7 +243,7 @@ impl World<'_> {
             return self.cluster.view(None).await.is_none_or(|view| view.term > before.term);
         }
         if node != before.leader {
-            return self.cluster.misses(before.leader, node).await;
+            return self.cluster.misses(node).await;
         }
         let now = self.cluster.view(Some(node)).await;
         now.is_some_and(|now| now.term > before.term && now.leader != node)

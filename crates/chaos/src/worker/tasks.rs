@@ -113,11 +113,12 @@ impl Task {
             });
             let Some((work, _)) = chosen else { return };
             if let Err(error) = self.once(*work).await {
+                if matches!(error, AcquireError::Busy(_) | AcquireError::TimedOut { .. }) {
+                    continue;
+                }
                 self.errors.count(&error);
                 // Without its service, a worker does not write its history full of errors.
-                if !matches!(error, AcquireError::Busy(_) | AcquireError::TimedOut { .. }) {
-                    sleep(Duration::from_millis(20)).await;
-                }
+                sleep(Duration::from_millis(20)).await;
             }
         }
     }
