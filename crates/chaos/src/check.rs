@@ -86,7 +86,8 @@ impl Gaps {
                 });
             }
             Event::Fault(fault) => {
-                let is_it = |window: &&mut Window| window.fault == fault.fault && window.target == fault.target;
+                let is_it =
+                    |window: &&mut Window| window.fault == fault.fault && window.target == fault.target;
                 if let Some(window) = self.open.iter_mut().rev().find(is_it) {
                     window.until = line.at + AFTER_NS;
                 }

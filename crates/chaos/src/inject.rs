@@ -30,11 +30,7 @@ impl World<'_> {
     ///
     /// # Errors
     /// The cluster did not recover from it.
-    pub(crate) async fn play(
-        &mut self,
-        fault: &Fault,
-        mut tell: impl FnMut(&str, bool),
-    ) -> Result<bool> {
+    pub(crate) async fn play(&mut self, fault: &Fault, mut tell: impl FnMut(&str, bool)) -> Result<bool> {
         let before = self.cluster.settled().await?;
         let (leader, lasts) = (before.leader, fault.lasts);
         let node = match fault.kind {
@@ -54,23 +50,8 @@ impl World<'_> {
         };
         tell(&target, true);
         let bitten = match fault.kind {
-            Kind::Kill(Victim::Worker) => {
-                let written = self.workers.all[worker].written();
-                self.workers.all[worker].kill()?;
-                sleep(lasts).await;
-                self.workers.begin(worker)?;
-                written > 0
-            }
-            Kind::Stop(Victim::Worker) => {
-                self.workers.all[worker].signal(Signal::SIGSTOP)?;
-                // A call that has begun may still write its line.
-                sleep(lasts / 2).await;
-                let written = self.workers.all[worker].written();
-                sleep(lasts / 2).await;
-                let stood = self.workers.all[worker].written() == written;
-                self.workers.all[worker].signal(Signal::SIGCONT)?;
-                stood
-            }
+            Kind::Kill(Victim::Worker) => self.workers.kill_and_start(worker, lasts).await?,
+            Kind::Stop(Victim::Worker) => self.workers.stop(worker, lasts).await?,
             Kind::Cut(Victim::Worker) => {
                 let host = self.count() + worker;
                 let others: Vec<_> = (0..self.hosts()).filter(|other| *other != host).collect();

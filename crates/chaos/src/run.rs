@@ -116,7 +116,7 @@ async fn rounds(
             }
             Service::Own(Cluster::start(&network, options.nodes(), &program, folder).await?)
         }
-        other => Service::Other(others::Other::start(other, folder)?),
+        other => Service::Other(others::Other::start(other, folder).await?),
     };
     let mut plan = Plan::new(options.seed, kinds);
     let mut summary = Summary::new(options);

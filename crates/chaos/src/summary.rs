@@ -144,7 +144,10 @@ impl Summary {
         for (work, count) in &self.grants {
             let _ = writeln!(out, "  {work:<14} {count:>9}");
         }
-        let _ = writeln!(out, "faults          injected  bitten   longest pause without a grant, ms: p50, p95, max");
+        let _ = writeln!(
+            out,
+            "faults          injected  bitten   longest pause without a grant, ms: p50, p95, max"
+        );
         for (kind, [injected, bitten]) in &self.faults {
             let [p50, p95, max] = self.pauses(kind);
             let _ = writeln!(out, "  {kind:<14} {injected:>7} {bitten:>7} {p50:>9} {p95:>6} {max:>6}");

@@ -58,7 +58,7 @@ impl Workers {
     }
 
     /// Starts one, again.
-    pub(crate) fn begin(&mut self, index: usize) -> Result {
+    fn begin(&mut self, index: usize) -> Result {
         let (worker, options) = (&mut self.all[index], &self.options);
         let program = std::env::current_exe()?;
         let mut command = match worker.host {
@@ -80,6 +80,28 @@ impl Workers {
         let stdin = child.stdin.take().ok_or("a worker without a pipe")?;
         worker.child = Some((child, stdin));
         Ok(())
+    }
+
+    /// SIGKILL; started again after this time. Returns whether it had worked.
+    pub(crate) async fn kill_and_start(&mut self, index: usize, after: Duration) -> Result<bool> {
+        let written = self.all[index].written();
+        self.all[index].kill()?;
+        sleep(after).await;
+        self.begin(index)?;
+        Ok(written > 0)
+    }
+
+    /// SIGSTOP for this time. Returns whether it has stood still.
+    pub(crate) async fn stop(&mut self, index: usize, lasts: Duration) -> Result<bool> {
+        let worker = &self.all[index];
+        worker.signal(Signal::SIGSTOP)?;
+        // A call that has begun may still write its line.
+        sleep(lasts / 2).await;
+        let written = worker.written();
+        sleep(lasts / 2).await;
+        let stood = worker.written() == written;
+        worker.signal(Signal::SIGCONT)?;
+        Ok(stood)
     }
 
     /// Asks all to close their sessions, and waits until they have ended. Those that take too long are
@@ -118,12 +140,12 @@ impl Workers {
 }
 
 impl Worker {
-    pub(crate) fn signal(&self, signal: Signal) -> Result {
+    fn signal(&self, signal: Signal) -> Result {
         let (child, _) = self.child.as_ref().ok_or("the worker does not run")?;
         Ok(kill(Pid::from_raw(i32::try_from(child.id())?), signal)?)
     }
 
-    pub(crate) fn kill(&mut self) -> Result {
+    fn kill(&mut self) -> Result {
         if let Some((mut child, _)) = self.child.take() {
             child.kill()?;
             child.wait()?;
@@ -132,7 +154,7 @@ impl Worker {
     }
 
     /// The size of its history.
-    pub(crate) fn written(&self) -> u64 {
+    fn written(&self) -> u64 {
         std::fs::metadata(&self.history).map_or(0, |it| it.len())
     }
 }

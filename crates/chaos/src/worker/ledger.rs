@@ -10,9 +10,7 @@ use std::time::Duration;
 use lockkeeper::BootInstant;
 use lockkeeper_fence::Section;
 use lockkeeper_fence::file::{FileError, FileFence};
-use lockkeeper_history::{
-    EnteredEvent, Event, FenceVerdict, History, ReadEvent, WriteOutcome, WroteEvent,
-};
+use lockkeeper_history::{EnteredEvent, Event, FenceVerdict, History, ReadEvent, WriteOutcome, WroteEvent};
 
 use super::SERVICE;
 
@@ -117,10 +115,8 @@ impl Inner {
         };
         let (resource, token) = (resource.to_owned(), section.token().get());
         let (service, lock) = (SERVICE.into(), lock.into());
-        self.history.write(
-            now(),
-            Event::Entered(EnteredEvent { resource, service, lock, token, asked, verdict }),
-        );
+        self.history
+            .write(now(), Event::Entered(EnteredEvent { resource, service, lock, token, asked, verdict }));
         Ok(verdict == FenceVerdict::Accepted)
     }
 

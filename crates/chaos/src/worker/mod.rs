@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lockkeeper::{BootInstant, Fenced, Locks};
+use lockkeeper::{BootInstant, Locks};
 use lockkeeper_history::History;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
@@ -77,10 +77,10 @@ async fn work(options: &WorkerOptions) -> Result {
 }
 
 /// A worker may begin in the middle of a fault.
-async fn connected(options: &WorkerOptions) -> Result<Locks<Fenced>> {
+async fn connected(options: &WorkerOptions) -> Result<Locks> {
     loop {
         match Locks::connect_as(&options.url, &options.name).await {
-            Ok(locks) => return Ok(locks.fenced()?),
+            Ok(locks) => return Ok(locks),
             Err(error) => {
                 eprintln!("{error:?}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -88,4 +88,3 @@ async fn connected(options: &WorkerOptions) -> Result<Locks<Fenced>> {
         }
     }
 }
-

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::{AcquireError, Capabilities, Fenced, Guard, Lock, Locks, Token, Wait};
+use lockkeeper::{AcquireError, Capabilities, Guard, Lock, Locks, Token, Wait};
 use lockkeeper_fence::Section;
 use tokio::time::{sleep, timeout};
 
@@ -63,12 +63,12 @@ const WEIGHTS: [(Work, u32); 14] = [
 ];
 
 pub(crate) struct Task {
-    locks: Locks<Fenced>,
+    locks: Locks,
     ledger: Ledger,
     random: fastrand::Rng,
     errors: Errors,
     /// Kept, as their holds stay with the client.
-    cached: Vec<Lock<Fenced>>,
+    cached: Vec<Lock>,
     /// The last holds.
     known: Vec<(String, Token)>,
 }
@@ -89,12 +89,7 @@ impl Work {
 }
 
 impl Task {
-    pub(crate) fn new(
-        locks: Locks<Fenced>,
-        ledger: Ledger,
-        random: fastrand::Rng,
-        errors: Errors,
-    ) -> Self {
+    pub(crate) fn new(locks: Locks, ledger: Ledger, random: fastrand::Rng, errors: Errors) -> Self {
         let cached = (0..8).map(|name| locks.mutex(format!("cached/{name}")).ttl(TTLS[1]).cached());
         let cached = cached.collect();
         Self { locks, ledger, random, errors, cached, known: Vec::new() }
@@ -127,12 +122,12 @@ impl Task {
         format!("{of}/{}", self.random.u32(0..count))
     }
 
-    fn lock(&mut self, name: &str) -> Lock<Fenced> {
+    fn lock(&mut self, name: &str) -> Lock {
         let lock = self.locks.mutex(name);
         self.options(lock)
     }
 
-    fn options(&mut self, lock: Lock<Fenced>) -> Lock<Fenced> {
+    fn options(&mut self, lock: Lock) -> Lock {
         lock.ttl(TTLS[self.random.usize(0..TTLS.len())])
     }
 
@@ -169,8 +164,8 @@ impl Task {
                 let name = self.name("permits", 4);
                 let lock = self.locks.semaphore(&name, 3);
                 let guard = self.options(lock).acquire().await?;
-                if let Some(slot) = guard.slot()
-                    && let Ok(section) = Section::permit(slot, guard.token())
+                if let (Some(slot), Some(token)) = (guard.slot(), guard.token_hint())
+                    && let Ok(section) = Section::permit(slot, token)
                 {
                     let takes = self.millis(5);
                     self.ledger.section(&name, section, takes).await;
@@ -229,8 +224,7 @@ impl Task {
                 let lock = self.locks.mutex(&name).ttl(TTLS[0]).no_renew();
                 let guard = lock.wait(Wait::For(TTLS[0])).acquire().await?;
                 let takes = TTLS[0] / 2 + self.millis(1500);
-                let section = Section::exclusive(guard.token());
-                self.ledger.section(&name, section, takes).await;
+                self.at_ledger(&name, &guard, takes).await;
                 self.end(guard).await;
             }
             Work::Ask => self.asks().await,
@@ -243,13 +237,15 @@ impl Task {
         let lock = self.locks.rw(&name);
         if self.random.u32(0..3) > 0 {
             let guard = self.options(lock.read()).acquire().await?;
-            self.ledger.reads(&name, Section::shared(guard.token())).await;
+            if let Some(token) = guard.token_hint() {
+                self.ledger.reads(&name, Section::shared(token)).await;
+            }
             self.end(guard).await;
             return Ok(());
         }
         let guard = self.options(lock.write()).acquire().await?;
         let takes = self.millis(5);
-        self.ledger.section(&name, Section::exclusive(guard.token()), takes).await;
+        self.at_ledger(&name, &guard, takes).await;
         if self.random.u32(0..3) == 0 && self.locks.capabilities().downgrade {
             let _ = guard.downgrade().await;
             sleep(self.millis(3)).await;
@@ -259,23 +255,32 @@ impl Task {
     }
 
     /// A section at the ledger of this lock.
-    async fn exclusive(&mut self, name: &str, guard: Guard<Fenced>, most_millis: u64) {
+    async fn exclusive(&mut self, name: &str, guard: Guard, most_millis: u64) {
         self.knows(name, &guard);
         let takes = self.millis(most_millis);
-        self.ledger.section(name, Section::exclusive(guard.token()), takes).await;
+        self.at_ledger(name, &guard, takes).await;
         self.end(guard).await;
     }
 
-    fn knows(&mut self, name: &str, guard: &Guard<Fenced>) {
+    /// Without a token, nothing can be fenced.
+    async fn at_ledger(&self, name: &str, guard: &Guard, takes: Duration) {
+        if let Some(token) = guard.token_hint() {
+            self.ledger.section(name, Section::exclusive(token), takes).await;
+        }
+    }
+
+    fn knows(&mut self, name: &str, guard: &Guard) {
         const KNOWN: usize = 8;
         if self.known.len() == KNOWN {
             self.known.remove(0);
         }
-        self.known.push((name.to_owned(), guard.token()));
+        if let Some(token) = guard.token_hint() {
+            self.known.push((name.to_owned(), token));
+        }
     }
 
     /// Half of the holds are released, the others dropped.
-    async fn end(&mut self, guard: Guard<Fenced>) {
+    async fn end(&mut self, guard: Guard) {
         if self.random.bool() {
             let _ = guard.release().await;
         }
