@@ -51,7 +51,7 @@ impl Node {
             .map_err(|error| format!("can't mount a disk for a node: {error}"))?;
         let listen = format!("{}:{PORT}", network.address(host));
         let id = (host + 1).to_string();
-        let words = ["serve", "--insecure", "--http-listen", "off", "--segment-bytes", "1048576"];
+        let words = ["serve", "--insecure", "--http-listen", "off", "--segment-bytes", "262144"];
         let mut arguments: Vec<String> = words.map(str::to_owned).to_vec();
         arguments.extend(["--listen".into(), listen, "--node".into(), id, "--cluster".into(), peers.into()]);
         Ok(Self {

@@ -46,8 +46,11 @@ pub(crate) fn run(options: Options) -> Result<bool> {
     let hosts = options.nodes() + options.workers;
     let network = Rc::new(Network::around_this_thread(u8::try_from(hosts)?));
     // The processes are children of this thread, and end with it.
+    // A build during the run must not change what runs.
+    let programs = Rc::new(Programs::copied(folder.path())?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let summary = runtime.block_on(rounds(&Rc::new(options.clone()), kinds, network, folder.path()));
+    let run = Run { options: Rc::new(options.clone()), network, programs, folder: folder.path() };
+    let summary = runtime.block_on(run.rounds(kinds));
     // The disk must be free before its folder is removed.
     nix::mount::umount2(folder.path(), nix::mount::MntFlags::MNT_DETACH)?;
     let summary = summary?;
@@ -96,35 +99,84 @@ fn print_plan(options: &Options, kinds: Vec<Kind>) {
     }
 }
 
+/// The programs of a run, in its own folder: a build during the run does not change what runs.
+pub(crate) struct Programs {
+    lockkeeper: PathBuf,
+    pub(crate) chaos: PathBuf,
+}
+
+impl Programs {
+    fn copied(folder: &Path) -> Result<Self> {
+        let own = std::env::current_exe()?;
+        let copied = |program: PathBuf, name: &str| -> Result<PathBuf> {
+            let copy = folder.join(name);
+            fs::copy(&program, &copy).map_err(|error| {
+                format!(
+                    "{}: {error}; build it first: cargo build --release -p lockkeeper-cli",
+                    program.display()
+                )
+            })?;
+            Ok(copy)
+        };
+        Ok(Self {
+            lockkeeper: copied(own.with_file_name("lockkeeper"), "lockkeeper")?,
+            chaos: copied(own, "lockkeeper-chaos")?,
+        })
+    }
+}
+
 /// The lock service of a run.
 enum Service {
     Own(Cluster),
     Other(others::Other),
 }
 
-async fn rounds(
-    options: &Rc<Options>,
-    kinds: Vec<Kind>,
+struct Run<'a> {
+    options: Rc<Options>,
     network: Rc<Network>,
-    folder: &Path,
-) -> Result<Summary> {
-    let mut service = match options.on.as_str() {
-        "own" => {
-            let program = std::env::current_exe()?.with_file_name("lockkeeper");
-            if !program.is_file() {
-                return Err(format!("{} is missing: build the command first", program.display()).into());
+    programs: Rc<Programs>,
+    folder: &'a Path,
+}
+
+impl Run<'_> {
+    async fn rounds(&self, kinds: Vec<Kind>) -> Result<Summary> {
+        let options = &self.options;
+        let mut service = match options.on.as_str() {
+            "own" => {
+                let program = &self.programs.lockkeeper;
+                Service::Own(Cluster::start(&self.network, options.nodes(), program, self.folder).await?)
             }
-            Service::Own(Cluster::start(&network, options.nodes(), &program, folder).await?)
+            other => Service::Other(others::Other::start(other, self.folder).await?),
+        };
+        let mut plan = Plan::new(options.seed, kinds);
+        let mut summary = Summary::new(options);
+        let end = Instant::now() + Duration::from_secs(options.seconds);
+        while Instant::now() < end && summary.failures.is_empty() {
+            summary.rounds += 1;
+            let place = self.folder.join(format!("round{}", summary.rounds));
+            let until = end.min(Instant::now() + Duration::from_secs(options.round));
+            let files = self.round(&mut service, &mut plan, until, &place, &mut summary).await?;
+            let checked = check(&files)?;
+            eprintln!("{}", summary.round(&checked));
+            if !checked.violations.is_empty() || !summary.failures.is_empty() {
+                self.keep(&place, &mut summary)?;
+            }
+            fs::remove_dir_all(&place)?;
         }
-        other => Service::Other(others::Other::start(other, folder).await?),
-    };
-    let mut plan = Plan::new(options.seed, kinds);
-    let mut summary = Summary::new(options);
-    let end = Instant::now() + Duration::from_secs(options.seconds);
-    while Instant::now() < end && summary.failures.is_empty() {
-        summary.rounds += 1;
-        let place = folder.join(format!("round{}", summary.rounds));
-        let at = match &service {
+        Ok(summary)
+    }
+
+    /// Workers and faults until this moment; returns their histories.
+    async fn round(
+        &self,
+        service: &mut Service,
+        plan: &mut Plan,
+        until: Instant,
+        place: &Path,
+        summary: &mut Summary,
+    ) -> Result<Vec<PathBuf>> {
+        let options = &self.options;
+        let at = match &*service {
             Service::Own(cluster) => {
                 let host = |worker| (cluster.url(), Some(options.nodes() + worker));
                 (0..options.workers).map(host).collect()
@@ -132,18 +184,17 @@ async fn rounds(
             Service::Other(other) => other.urls(options.workers),
         };
         let seed = options.seed.wrapping_mul(1_000_000) + summary.rounds * 10_000;
-        let mut workers = Workers::start(&network, options, &at, &place, seed)?;
+        let mut workers = Workers::start(&self.network, options, &self.programs, &at, place, seed)?;
         let history = place.join("faults.history");
         let faults = fault_history(&history)?;
         sleep(MARGIN).await;
-        let until = end.min(Instant::now() + Duration::from_secs(options.round));
         while Instant::now() < until {
             let Some(fault) = plan.next() else { break };
             let name = fault.kind.name();
             let tell = |target: &str, begins| tell(&faults, &fault, target, begins);
-            let played = match &mut service {
+            let played = match service {
                 Service::Own(cluster) => {
-                    let mut world = World { network: &network, cluster, workers: &mut workers };
+                    let mut world = World { network: &self.network, cluster, workers: &mut workers };
                     world.play(&fault, tell).await
                 }
                 Service::Other(other) => other.play(&fault, &mut workers, tell).await,
@@ -162,14 +213,27 @@ async fn rounds(
         let mut files = workers.histories();
         files.push(history);
         files.retain(|file| file.exists());
-        let checked = check(&files)?;
-        eprintln!("{}", summary.round(&checked));
-        if !checked.violations.is_empty() || !summary.failures.is_empty() {
-            keep(options, &place, folder, &mut summary)?;
-        }
-        fs::remove_dir_all(&place)?;
+        Ok(files)
     }
-    Ok(summary)
+
+    /// Copies the histories of a round, and the logs of all nodes.
+    fn keep(&self, place: &Path, summary: &mut Summary) -> Result {
+        let Options { on, seed, keep, .. } = &*self.options;
+        let kept = keep.join(format!("{on}-seed{seed}-round{}", summary.rounds));
+        fs::create_dir_all(&kept)?;
+        let mut files: Vec<(PathBuf, String)> = Vec::new();
+        for entry in fs::read_dir(place)?.flatten() {
+            files.push((entry.path(), entry.file_name().to_string_lossy().into_owned()));
+        }
+        for node in 1..=self.options.nodes() {
+            files.push((self.folder.join(format!("node{node}/log")), format!("node{node}.log")));
+        }
+        for (file, name) in files.into_iter().filter(|(file, _)| file.is_file()) {
+            fs::copy(file, kept.join(name))?;
+        }
+        summary.kept.push(kept);
+        Ok(())
+    }
 }
 
 fn fault_history(file: &Path) -> Result<History> {
@@ -181,22 +245,4 @@ fn fault_history(file: &Path) -> Result<History> {
 fn tell(history: &History, fault: &Fault, target: &str, begins: bool) {
     let event = FaultEvent { fault: fault.kind.name(), target: target.to_owned(), begins };
     history.write(BootInstant::now().as_nanos(), Event::Fault(event));
-}
-
-/// Copies the histories of a round, and the logs of all nodes.
-fn keep(options: &Options, place: &Path, folder: &Path, summary: &mut Summary) -> Result {
-    let kept = options.keep.join(format!("{}-seed{}-round{}", options.on, options.seed, summary.rounds));
-    fs::create_dir_all(&kept)?;
-    let mut files: Vec<(PathBuf, String)> = Vec::new();
-    for entry in fs::read_dir(place)?.flatten() {
-        files.push((entry.path(), entry.file_name().to_string_lossy().into_owned()));
-    }
-    for node in 1..=options.nodes() {
-        files.push((folder.join(format!("node{node}/log")), format!("node{node}.log")));
-    }
-    for (file, name) in files.into_iter().filter(|(file, _)| file.is_file()) {
-        fs::copy(file, kept.join(name))?;
-    }
-    summary.kept.push(kept);
-    Ok(())
 }

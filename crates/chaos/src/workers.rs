@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::Result;
 use crate::options::Options;
+use crate::run::Programs;
 use crate::worker::SERVICE;
 
 /// The hosts of workers come after those of nodes.
@@ -33,6 +34,7 @@ pub(crate) struct Workers {
     pub(crate) all: Vec<Worker>,
     network: Rc<Network>,
     options: Rc<Options>,
+    programs: Rc<Programs>,
 }
 
 impl Workers {
@@ -40,6 +42,7 @@ impl Workers {
     pub(crate) fn start(
         network: &Rc<Network>,
         options: &Rc<Options>,
+        programs: &Rc<Programs>,
         at: &[(String, Option<usize>)],
         folder: &Path,
         seed: u64,
@@ -52,7 +55,8 @@ impl Workers {
             Worker { name, host, url, folder, history, seed: seed + number as u64, child: None }
         };
         let all = at.iter().enumerate().map(worker).collect();
-        let mut workers = Self { all, network: Rc::clone(network), options: Rc::clone(options) };
+        let (network, options, programs) = (Rc::clone(network), Rc::clone(options), Rc::clone(programs));
+        let mut workers = Self { all, network, options, programs };
         (0..at.len()).try_for_each(|index| workers.begin(index))?;
         Ok(workers)
     }
@@ -60,12 +64,12 @@ impl Workers {
     /// Starts one, again.
     fn begin(&mut self, index: usize) -> Result {
         let (worker, options) = (&mut self.all[index], &self.options);
-        let program = std::env::current_exe()?;
+        let program = &self.programs.chaos;
         let mut command = match worker.host {
-            Some(host) => self.network.command(host, &program),
+            Some(host) => self.network.command(host, program),
             None => {
                 let mut command = Command::new("setpriv");
-                command.args(["--pdeathsig", "KILL", "--"]).arg(&program);
+                command.args(["--pdeathsig", "KILL", "--"]).arg(program);
                 command
             }
         };
