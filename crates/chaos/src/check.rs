@@ -76,6 +76,10 @@ impl Gaps {
     fn push(&mut self, line: &Line) {
         match &line.event {
             Event::Fault(fault) if fault.begins => {
+                // What comes now is the next fault's.
+                for window in &mut self.open {
+                    window.until = window.until.min(line.at);
+                }
                 let (kind, target) = (fault.fault.clone(), fault.target.clone());
                 self.open.push_back(Window {
                     fault: kind,
@@ -94,7 +98,7 @@ impl Gaps {
             }
             Event::Granted(granted) if !granted.cached => {
                 for window in &mut self.open {
-                    let pause = line.at.saturating_sub(self.last.max(window.from));
+                    let pause = line.at.min(window.until).saturating_sub(self.last.max(window.from));
                     window.longest = window.longest.max(pause);
                 }
                 self.last = self.last.max(line.at);
@@ -124,9 +128,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gap_is_the_longest_pause_between_grants_around_a_fault() {
+    fn pause_is_the_longest_between_grants_around_a_fault() {
         let mut gaps = Gaps::default();
-        let mut push = |at, event| gaps.push(&Line { at: at * 1_000_000, by: "w".into(), event });
+        let mut push = |at: u64, event| gaps.push(&Line { at: at * 1_000_000, by: "w".into(), event });
         let grant = |cached| Event::Granted(GrantedEvent { cached, ..GrantedEvent::default() });
         let fault = |begins| Event::Fault(FaultEvent { fault: "cut".into(), target: "x".into(), begins });
         push(10, grant(false));
@@ -137,9 +141,11 @@ mod tests {
         push(1000, fault(false));
         push(1800, grant(false));
         push(9000, grant(false));
-        push(20_000, grant(false));
+        push(9100, fault(true));
+        push(9110, fault(false));
+        push(9120, grant(false));
         let found = gaps.end();
-        // The last pause begins within the time after the fault; the one after it is not the fault's.
-        assert_eq!(found["cut"], vec![7_200_000_000]);
+        // The pause from 1800 on, up to two seconds after the fault.
+        assert_eq!(found["cut"], vec![1_200_000_000, 10_000_000]);
     }
 }

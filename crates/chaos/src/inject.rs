@@ -77,7 +77,8 @@ impl World<'_> {
             }
             Kind::OneWay => {
                 let follower = self.follower(leader, fault.pick / 2);
-                let (from, to) = if fault.pick % 2 == 0 { (leader, follower) } else { (follower, leader) };
+                let (from, to) =
+                    if fault.pick.is_multiple_of(2) { (leader, follower) } else { (follower, leader) };
                 self.network.cut(from, to);
                 sleep(lasts).await;
                 // The connection needs both directions.
@@ -98,7 +99,7 @@ impl World<'_> {
                 self.network.lose_no_more() > 0
             }
             Kind::Clock => {
-                let step = if fault.pick % 2 == 0 { HOUR } else { -HOUR };
+                let step = if fault.pick.is_multiple_of(2) { HOUR } else { -HOUR };
                 self.cluster.nodes[node].shim.set(Number::AheadSec, step);
                 let seen = self.cluster.wall_clock().await;
                 sleep(lasts).await;

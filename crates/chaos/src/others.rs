@@ -93,11 +93,14 @@ impl Server for DynamoDb {
     }
 }
 
+type Servers = Vec<Box<dyn Server>>;
+type UrlOf = Box<dyn Fn(&[String]) -> String>;
+
 /// A service, and the proxies through which workers reach it.
 pub(crate) struct Other {
-    servers: Vec<Box<dyn Server>>,
+    servers: Servers,
     /// The URL of the service behind these addresses.
-    url: Box<dyn Fn(&[String]) -> String>,
+    url: UrlOf,
     faults: Faults,
 }
 
@@ -106,7 +109,7 @@ impl Other {
     pub(crate) async fn start(service: &str, folder: &Path) -> Result<Self> {
         let foreign = PathBuf::from(FOREIGN);
         let durable = || Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
-        let (servers, url): (Vec<Box<dyn Server>>, Box<dyn Fn(&[String]) -> String>) = match service {
+        let (servers, url): (Servers, UrlOf) = match service {
             "redis" => {
                 let url = |at: &[String]| format!("redis://{}?fencing=counter", at[0]);
                 (vec![Box::new(durable())], Box::new(url))
@@ -166,11 +169,11 @@ impl Other {
     /// The URL of each worker, all on the service's own host.
     pub(crate) fn urls(&self, workers: usize) -> Vec<(String, Option<usize>)> {
         let url = |worker: usize| {
-            let proxy = |server: &Box<dyn Server>| {
-                let address = SocketAddr::from(([127, 0, 0, 1], server.port()));
+            let proxy = |port: u16| {
+                let address = SocketAddr::from(([127, 0, 0, 1], port));
                 self.faults.proxy(&label(worker), address).to_string()
             };
-            ((self.url)(&self.servers.iter().map(proxy).collect::<Vec<_>>()), None)
+            ((self.url)(&self.servers.iter().map(|server| proxy(server.port())).collect::<Vec<_>>()), None)
         };
         (0..workers).map(url).collect()
     }
