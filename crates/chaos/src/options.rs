@@ -46,7 +46,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 3, value_name = "N")]
     pub(crate) workers: usize,
     /// Tasks of each worker
-    #[arg(long, default_value_t = 32, value_name = "N")]
+    #[arg(long, default_value_t = 128, value_name = "N")]
     pub(crate) tasks: usize,
     /// Seconds of faults between two checks
     #[arg(long, default_value_t = 45, value_name = "N")]

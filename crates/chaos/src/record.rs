@@ -12,15 +12,19 @@ const SUM: &str = "All rows: ";
 const GOAL_OPERATIONS: u64 = 1_000_000_000;
 const GOAL_SECONDS: u64 = 24 * 3600;
 
-/// Appends a row for this run.
-pub(crate) fn record(summary: &Summary) -> Result {
+/// The commit that a run begins with.
+pub(crate) fn commit() -> Result<String> {
     let git = |args: &[&str]| -> Result<String> {
         let output = Command::new("git").args(args).output()?;
         Ok(String::from_utf8(output.stdout)?.trim().to_owned())
     };
     let commit = git(&["rev-parse", "--short=8", "HEAD"])?;
     let is_changed = !git(&["status", "--porcelain", "--", "crates", "Cargo.lock"])?.is_empty();
-    let commit = format!("{commit}{}", if is_changed { " with changes" } else { "" });
+    Ok(format!("{commit}{}", if is_changed { " with changes" } else { "" }))
+}
+
+/// Appends a row for a run.
+pub(crate) fn record(summary: &Summary, commit: &str) -> Result {
     let [injected, bitten] = summary.faults();
     let on = match summary.options.on.as_str() {
         "own" => format!("own, {} nodes", summary.options.nodes),

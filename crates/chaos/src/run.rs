@@ -37,6 +37,7 @@ pub(crate) fn run(options: Options) -> Result<bool> {
     if !nix::unistd::geteuid().is_root() {
         return Err("only root may make network namespaces, disks and faults: run it with sudo".into());
     }
+    let commit = options.record.then(record::commit).transpose()?;
     // Disks and networks vanish with the last process, however it ends.
     unshare(CloneFlags::CLONE_NEWNS)?;
     let none: Option<&str> = None;
@@ -55,8 +56,8 @@ pub(crate) fn run(options: Options) -> Result<bool> {
     nix::mount::umount2(folder.path(), nix::mount::MntFlags::MNT_DETACH)?;
     let summary = summary?;
     println!("{}", if options.json { summary.json() } else { summary.text() });
-    if options.record {
-        record::record(&summary)?;
+    if let Some(commit) = commit {
+        record::record(&summary, &commit)?;
     }
     Ok(summary.is_well())
 }

@@ -38,7 +38,7 @@ enum Work {
     Crowd,
     /// An election.
     Election,
-    /// A hold without renewal that its holder uses beyond its end.
+    /// A hold without renewal that its holder uses beyond its end. The names have only impatient waiters else.
     Overstay,
     /// Questions to the service.
     Ask,
@@ -138,7 +138,7 @@ impl Task {
     async fn once(&mut self, work: Work) -> Result<(), AcquireError> {
         match work {
             Work::Short => {
-                let name = self.name("short", 64);
+                let name = self.name("short", 256);
                 let guard = self.lock(&name).acquire().await?;
                 self.knows(&name, &guard);
                 self.end(guard).await;
@@ -197,7 +197,8 @@ impl Task {
                 }
             }
             Work::Limited => {
-                let (name, limit) = (self.name("ledger", 12), self.millis(50));
+                let of = if self.random.bool() { "ledger" } else { "overstay" };
+                let (name, limit) = (self.name(of, 12), self.millis(50));
                 let guard = self.lock(&name).wait(Wait::For(limit)).acquire().await?;
                 self.exclusive(&name, guard, 5).await;
             }
@@ -220,7 +221,7 @@ impl Task {
                 self.exclusive(&name, guard, 20).await;
             }
             Work::Overstay => {
-                let name = self.name("ledger", 12);
+                let name = self.name("overstay", 12);
                 let lock = self.locks.mutex(&name).ttl(TTLS[0]).no_renew();
                 let guard = lock.wait(Wait::For(TTLS[0])).acquire().await?;
                 let takes = TTLS[0] / 2 + self.millis(1500);
