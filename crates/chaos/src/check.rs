@@ -146,6 +146,6 @@ mod tests {
         push(9120, grant(false));
         let found = gaps.end();
         // The pause from 1800 on, up to two seconds after the fault.
-        assert_eq!(found["cut"], vec![1_200_000_000, 10_000_000]);
+        assert_eq!(found["cut"], vec![1_200_000_000, 20_000_000]);
     }
 }
