@@ -5,9 +5,9 @@
 //!
 //! Reading order: `parts` (`verify` and `fix`), `schema` (generated code), `api` (the text of the public
 //! API), `testing` (`test`), `record` (counting tests), `weight` (tables of builds and tests), `needs`
-//! (required programs and their installation), `foreign` (libraries of other languages), `sim`, `chaos`, `fuzz` (the
-//! decoders), `services` (other lock services), `bench` (comparison with those), `dist` and `sbom` (the files
-//! of a release), `publish` (crates.io), `book`, `process`.
+//! (required programs and their installation), `foreign` (libraries of other languages), `sim`, `chaos`,
+//! `fuzz` (the decoders), `services` (other lock services), `bench` (comparison with those), `dist` and `sbom`
+//! (the files of a release), `publish` (crates.io), `book`, `process`.
 //!
 //! - `verify` changes no file of the project, Cargo.lock included.
 //! - Only a process that was started for its own folder is ever stopped (`services/pidfile.rs`).
@@ -90,7 +90,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Inject faults into real processes, and check every history (`cargo xtask chaos --help` tells its options)
+    /// Inject faults into real processes, and check every history (`cargo xtask chaos --help`)
     #[command(disable_help_flag = true)]
     Chaos {
         /// For the harness

@@ -24,7 +24,7 @@ const PORT: u16 = 5625;
 const DISK: &str = "size=256m";
 
 /// One node.
-pub(crate) struct Node {
+pub(crate) struct ChaosNode {
     host: usize,
     network: Rc<Network>,
     program: PathBuf,
@@ -44,7 +44,7 @@ pub(crate) struct View {
     pub(crate) term: u64,
 }
 
-impl Node {
+impl ChaosNode {
     fn new(network: &Rc<Network>, host: usize, peers: &str, program: &Path, folder: PathBuf) -> Result<Self> {
         fs::create_dir_all(folder.join("disk"))?;
         mount(Some("chaos"), &folder.join("disk"), Some("tmpfs"), MsFlags::empty(), Some(DISK))
@@ -113,7 +113,7 @@ impl Node {
         Ok(())
     }
 
-    /// Undoes [`Node::fill`].
+    /// Undoes [`ChaosNode::fill`].
     pub(crate) fn free(&self) -> Result {
         Ok(fs::remove_file(self.folder.join("disk/filler"))?)
     }
@@ -140,7 +140,7 @@ impl Node {
 
 /// All nodes.
 pub(crate) struct Cluster {
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<ChaosNode>,
     /// For operators' calls.
     client: Option<Locks>,
 }
@@ -155,9 +155,10 @@ impl Cluster {
     ) -> Result<Self> {
         let peer = |node: usize| format!("{}={}:{}", node + 1, network.address(node), PORT + 1);
         let peers = (0..count).map(peer).collect::<Vec<_>>().join(",");
-        let node = |node| Node::new(network, node, &peers, program, folder.join(format!("node{}", node + 1)));
+        let node =
+            |node| ChaosNode::new(network, node, &peers, program, folder.join(format!("node{}", node + 1)));
         let mut cluster = Self { nodes: (0..count).map(node).collect::<Result<_>>()?, client: None };
-        cluster.nodes.iter_mut().try_for_each(Node::start)?;
+        cluster.nodes.iter_mut().try_for_each(ChaosNode::start)?;
         cluster.settled().await?;
         cluster.client = Some(Locks::connect_as(&cluster.url(), "chaos").await?);
         Ok(cluster)
@@ -165,7 +166,7 @@ impl Cluster {
 
     /// For clients.
     pub(crate) fn url(&self) -> String {
-        let address = |node: &Node| format!("{}:{PORT}", node.network.address(node.host));
+        let address = |node: &ChaosNode| format!("{}:{PORT}", node.network.address(node.host));
         format!("lockkeeper://{}", self.nodes.iter().map(address).collect::<Vec<_>>().join(","))
     }
 

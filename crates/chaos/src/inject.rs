@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use crate::Result;
 use crate::cluster::{Cluster, View};
-use crate::plan::{Fault, Kind, Victim};
+use crate::plan::{Fault, FaultKind, Victim};
 use crate::workers::Workers;
 
 const PORT: u16 = 5625;
@@ -34,48 +34,48 @@ impl World<'_> {
         let before = self.cluster.settled().await?;
         let (leader, lasts) = (before.leader, fault.lasts);
         let node = match fault.kind {
-            Kind::Kill(Victim::Follower) | Kind::Stop(Victim::Follower) | Kind::Cut(Victim::Follower) => {
-                self.follower(leader, fault.pick)
-            }
-            Kind::FailingDisk | Kind::FullDisk => fault.pick % self.count(),
+            FaultKind::Kill(Victim::Follower)
+            | FaultKind::Stop(Victim::Follower)
+            | FaultKind::Cut(Victim::Follower) => self.follower(leader, fault.pick),
+            FaultKind::FailingDisk | FaultKind::FullDisk => fault.pick % self.count(),
             _ => leader,
         };
         let worker = fault.pick % self.workers.all.len();
         let target = match fault.kind {
-            Kind::Kill(Victim::Worker) | Kind::Stop(Victim::Worker) | Kind::Cut(Victim::Worker) => {
-                self.workers.all[worker].name.clone()
-            }
-            Kind::Halves | Kind::Loss | Kind::Rolling | Kind::All => "all".to_owned(),
+            FaultKind::Kill(Victim::Worker)
+            | FaultKind::Stop(Victim::Worker)
+            | FaultKind::Cut(Victim::Worker) => self.workers.all[worker].name.clone(),
+            FaultKind::Halves | FaultKind::Loss | FaultKind::Rolling | FaultKind::All => "all".to_owned(),
             _ => format!("node{}", node + 1),
         };
         tell(&target, true);
         let bitten = match fault.kind {
-            Kind::Kill(Victim::Worker) => self.workers.kill_and_start(worker, lasts).await?,
-            Kind::Stop(Victim::Worker) => self.workers.stop(worker, lasts).await?,
-            Kind::Cut(Victim::Worker) => {
+            FaultKind::Kill(Victim::Worker) => self.workers.kill_and_start(worker, lasts).await?,
+            FaultKind::Stop(Victim::Worker) => self.workers.stop(worker, lasts).await?,
+            FaultKind::Cut(Victim::Worker) => {
                 let host = self.count() + worker;
                 let others: Vec<_> = (0..self.hosts()).filter(|other| *other != host).collect();
                 self.cut(&[host], &others, lasts, async |world| !world.connects(host, leader)).await
             }
-            Kind::Kill(_) => {
+            FaultKind::Kill(_) => {
                 self.cluster.nodes[node].kill()?;
                 sleep(lasts).await;
                 let bitten = self.is_away(before, node).await;
                 self.cluster.nodes[node].start()?;
                 bitten
             }
-            Kind::Stop(_) => {
+            FaultKind::Stop(_) => {
                 self.cluster.nodes[node].signal(Signal::SIGSTOP)?;
                 sleep(lasts).await;
                 let bitten = self.is_away(before, node).await;
                 self.cluster.nodes[node].signal(Signal::SIGCONT)?;
                 bitten
             }
-            Kind::Cut(_) => {
+            FaultKind::Cut(_) => {
                 let others: Vec<_> = (0..self.hosts()).filter(|other| *other != node).collect();
                 self.cut(&[node], &others, lasts, async |world| world.is_away(before, node).await).await
             }
-            Kind::OneWay => {
+            FaultKind::OneWay => {
                 let follower = self.follower(leader, fault.pick / 2);
                 let (from, to) =
                     if fault.pick.is_multiple_of(2) { (leader, follower) } else { (follower, leader) };
@@ -86,19 +86,19 @@ impl World<'_> {
                 self.network.mend(from, to);
                 bitten
             }
-            Kind::Halves => {
+            FaultKind::Halves => {
                 let minority = (self.count() - 1) / 2;
                 let mut one: Vec<_> = (0..self.count()).cycle().skip(leader).take(minority.max(1)).collect();
                 one.extend((self.count()..self.hosts()).filter(|host| host % 2 == fault.pick % 2));
                 let two: Vec<_> = (0..self.hosts()).filter(|host| !one.contains(host)).collect();
                 self.cut(&one, &two, lasts, async |world| world.is_away(before, leader).await).await
             }
-            Kind::Loss => {
+            FaultKind::Loss => {
                 self.network.lose(2);
                 sleep(lasts).await;
                 self.network.lose_no_more() > 0
             }
-            Kind::Clock => {
+            FaultKind::Clock => {
                 let step = if fault.pick.is_multiple_of(2) { HOUR } else { -HOUR };
                 self.cluster.nodes[node].shim.set(Number::AheadSec, step);
                 let seen = self.cluster.wall_clock().await;
@@ -110,7 +110,7 @@ impl World<'_> {
                     off > Duration::from_secs(3000)
                 })
             }
-            Kind::SlowDisk => {
+            FaultKind::SlowDisk => {
                 let shim = &self.cluster.nodes[node].shim;
                 let syncs = shim.get(Number::Syncs);
                 shim.set(Number::DelayMs, 200);
@@ -118,7 +118,7 @@ impl World<'_> {
                 shim.set(Number::DelayMs, 0);
                 shim.get(Number::Syncs) > syncs
             }
-            Kind::FailingDisk => {
+            FaultKind::FailingDisk => {
                 let shim = &self.cluster.nodes[node].shim;
                 let failed = shim.get(Number::Failed);
                 shim.set(Number::Error, Errno::EIO as i64);
@@ -136,7 +136,7 @@ impl World<'_> {
                 }
                 has_stopped && failed > 0
             }
-            Kind::FullDisk => {
+            FaultKind::FullDisk => {
                 self.cluster.nodes[node].fill()?;
                 sleep(lasts).await;
                 let has_stopped = self.cluster.nodes[node].ends_within(Duration::from_secs(3)).await?;
@@ -146,12 +146,12 @@ impl World<'_> {
                 }
                 has_stopped
             }
-            Kind::Transfer => {
+            FaultKind::Transfer => {
                 let to = self.follower(leader, fault.pick);
                 self.cluster.transfer(to).await
                     && self.cluster.view(None).await.is_some_and(|view| view.leader != leader)
             }
-            Kind::Rolling => {
+            FaultKind::Rolling => {
                 let mut restarted = 0;
                 for node in 0..self.count() {
                     self.cluster.nodes[node].signal(Signal::SIGTERM)?;
@@ -166,7 +166,7 @@ impl World<'_> {
                 }
                 restarted == self.count()
             }
-            Kind::All => {
+            FaultKind::All => {
                 for node in &mut self.cluster.nodes {
                     node.kill()?;
                 }

@@ -31,13 +31,13 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use options::{Command, Sub};
+use options::{ChaosCommand, Sub};
 
 /// An error is a text for people.
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 fn main() -> ExitCode {
-    let Command { worker, run } = Command::parse();
+    let ChaosCommand { worker, run } = ChaosCommand::parse();
     let ended = match worker {
         Some(Sub::Worker(options)) => worker::run(&options).map(|()| true),
         None => run::run(run),

@@ -11,11 +11,11 @@ use clap::{Args, Parser, Subcommand};
     about = "Real faults on real processes, and every history checked",
     args_conflicts_with_subcommands = true
 )]
-pub(crate) struct Command {
+pub(crate) struct ChaosCommand {
     #[command(subcommand)]
     pub(crate) worker: Option<Sub>,
     #[command(flatten)]
-    pub(crate) run: Options,
+    pub(crate) run: RunOptions,
 }
 
 #[derive(Subcommand)]
@@ -26,7 +26,7 @@ pub(crate) enum Sub {
 }
 
 #[derive(Args, Clone)]
-pub(crate) struct Options {
+pub(crate) struct RunOptions {
     /// The plan and the workers' choices follow from it
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
@@ -68,7 +68,7 @@ pub(crate) struct Options {
     pub(crate) mutant: Option<String>,
 }
 
-impl Options {
+impl RunOptions {
     pub(crate) fn nodes(&self) -> usize {
         self.nodes.parse().unwrap_or(3)
     }

@@ -1,5 +1,5 @@
-//! Lock services of others: their servers, and the faults that they must stand. docs/proof.md says which faults
-//! are left out, and why.
+//! Lock services of others: their servers, and the faults that they must stand. docs/proof.md says which
+//! faults are left out, and why.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use lockkeeper_rig::{DynamoDb, Etcd, Faults, MariaDb, Postgres, Redis, SeaweedFs
 use tokio::time::sleep;
 
 use crate::Result;
-use crate::plan::{Fault, Kind, Victim};
+use crate::plan::{Fault, FaultKind, Victim};
 use crate::workers::Workers;
 
 /// The values of `--on`.
@@ -32,20 +32,20 @@ pub(crate) const NAMES: [&str; 11] = [
 const FOREIGN: &str = "target/foreign";
 
 /// The faults that a service must stand.
-pub(crate) fn kinds(service: &str) -> Vec<Kind> {
-    let mut kinds = vec![Kind::Kill(Victim::Worker), Kind::Stop(Victim::Worker)];
+pub(crate) fn kinds(service: &str) -> Vec<FaultKind> {
+    let mut kinds = vec![FaultKind::Kill(Victim::Worker), FaultKind::Stop(Victim::Worker)];
     if service != "file" {
-        kinds.extend([Kind::Cut(Victim::Worker), Kind::Stop(Victim::Leader)]);
+        kinds.extend([FaultKind::Cut(Victim::Worker), FaultKind::Stop(Victim::Leader)]);
     }
     // The emulator of DynamoDB keeps its tables in memory.
     if !["file", "dynamodb"].contains(&service) {
-        kinds.push(Kind::Kill(Victim::Leader));
+        kinds.push(FaultKind::Kill(Victim::Leader));
     }
     kinds
 }
 
 /// A server of the rig.
-trait Server {
+trait RigServer {
     fn port(&self) -> u16;
     fn kill(&self);
     fn start_again(&self);
@@ -55,7 +55,7 @@ trait Server {
 
 macro_rules! servers {
     ($($server:ty),+) => {$(
-        impl Server for $server {
+        impl RigServer for $server {
             fn port(&self) -> u16 {
                 self.port()
             }
@@ -77,7 +77,7 @@ macro_rules! servers {
 
 servers!(Etcd, MariaDb, Postgres, Redis, SeaweedFs, ZooKeeper);
 
-impl Server for DynamoDb {
+impl RigServer for DynamoDb {
     fn port(&self) -> u16 {
         self.port()
     }
@@ -93,12 +93,12 @@ impl Server for DynamoDb {
     }
 }
 
-type Servers = Vec<Box<dyn Server>>;
+type RigServers = Vec<Box<dyn RigServer>>;
 type UrlOf = Box<dyn Fn(&[String]) -> String>;
 
 /// A service, and the proxies through which workers reach it.
 pub(crate) struct Other {
-    servers: Servers,
+    servers: RigServers,
     /// The URL of the service behind these addresses.
     url: UrlOf,
     faults: Faults,
@@ -109,13 +109,13 @@ impl Other {
     pub(crate) async fn start(service: &str, folder: &Path) -> Result<Self> {
         let foreign = PathBuf::from(FOREIGN);
         let durable = || Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
-        let (servers, url): (Servers, UrlOf) = match service {
+        let (servers, url): (RigServers, UrlOf) = match service {
             "redis" => {
                 let url = |at: &[String]| format!("redis://{}?fencing=counter", at[0]);
                 (vec![Box::new(durable())], Box::new(url))
             }
             "redlock" => {
-                let servers = (0..3).map(|_| Box::new(durable()) as Box<dyn Server>);
+                let servers = (0..3).map(|_| Box::new(durable()) as Box<dyn RigServer>);
                 (servers.collect(), Box::new(|at: &[String]| format!("redlock://{}", at.join(","))))
             }
             "etcd" => {
@@ -187,16 +187,16 @@ impl Other {
     ) -> Result<bool> {
         let (server, worker) = (fault.pick % self.servers.len().max(1), fault.pick % workers.all.len());
         let target = match fault.kind {
-            Kind::Kill(Victim::Worker) | Kind::Stop(Victim::Worker) | Kind::Cut(Victim::Worker) => {
-                workers.all[worker].name.clone()
-            }
+            FaultKind::Kill(Victim::Worker)
+            | FaultKind::Stop(Victim::Worker)
+            | FaultKind::Cut(Victim::Worker) => workers.all[worker].name.clone(),
             _ => format!("server{}", server + 1),
         };
         tell(&target, true);
         let bitten = match fault.kind {
-            Kind::Kill(Victim::Worker) => workers.kill_and_start(worker, fault.lasts).await?,
-            Kind::Stop(Victim::Worker) => workers.stop(worker, fault.lasts).await?,
-            Kind::Cut(_) => {
+            FaultKind::Kill(Victim::Worker) => workers.kill_and_start(worker, fault.lasts).await?,
+            FaultKind::Stop(Victim::Worker) => workers.stop(worker, fault.lasts).await?,
+            FaultKind::Cut(_) => {
                 let bytes = || self.faults.traffic(&label(worker)).iter().map(|it| it.bytes).sum::<u64>();
                 self.faults.silence(&label(worker));
                 sleep(fault.lasts / 2).await;
@@ -206,7 +206,7 @@ impl Other {
                 self.faults.end_silence(&label(worker));
                 passed == 0
             }
-            Kind::Kill(_) => {
+            FaultKind::Kill(_) => {
                 self.servers[server].kill();
                 sleep(fault.lasts).await;
                 let refuses = !self.answers(server);

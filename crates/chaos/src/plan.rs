@@ -25,7 +25,7 @@ impl Victim {
 
 /// A kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum FaultKind {
     /// `kill -9`; started again when the fault ends.
     Kill(Victim),
     /// SIGSTOP, then SIGCONT.
@@ -55,29 +55,29 @@ pub(crate) enum Kind {
 }
 
 /// All kinds.
-pub(crate) const KINDS: [Kind; 19] = [
-    Kind::Kill(Victim::Leader),
-    Kind::Kill(Victim::Follower),
-    Kind::Kill(Victim::Worker),
-    Kind::Stop(Victim::Leader),
-    Kind::Stop(Victim::Follower),
-    Kind::Stop(Victim::Worker),
-    Kind::Cut(Victim::Leader),
-    Kind::Cut(Victim::Follower),
-    Kind::Cut(Victim::Worker),
-    Kind::OneWay,
-    Kind::Halves,
-    Kind::Loss,
-    Kind::Clock,
-    Kind::SlowDisk,
-    Kind::FailingDisk,
-    Kind::FullDisk,
-    Kind::Transfer,
-    Kind::Rolling,
-    Kind::All,
+pub(crate) const KINDS: [FaultKind; 19] = [
+    FaultKind::Kill(Victim::Leader),
+    FaultKind::Kill(Victim::Follower),
+    FaultKind::Kill(Victim::Worker),
+    FaultKind::Stop(Victim::Leader),
+    FaultKind::Stop(Victim::Follower),
+    FaultKind::Stop(Victim::Worker),
+    FaultKind::Cut(Victim::Leader),
+    FaultKind::Cut(Victim::Follower),
+    FaultKind::Cut(Victim::Worker),
+    FaultKind::OneWay,
+    FaultKind::Halves,
+    FaultKind::Loss,
+    FaultKind::Clock,
+    FaultKind::SlowDisk,
+    FaultKind::FailingDisk,
+    FaultKind::FullDisk,
+    FaultKind::Transfer,
+    FaultKind::Rolling,
+    FaultKind::All,
 ];
 
-impl Kind {
+impl FaultKind {
     /// As in options, histories and reports.
     pub(crate) fn name(self) -> String {
         match self {
@@ -101,7 +101,7 @@ impl Kind {
 /// A fault of the plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Fault {
-    pub(crate) kind: Kind,
+    pub(crate) kind: FaultKind,
     /// Selects among several victims or directions.
     pub(crate) pick: usize,
     pub(crate) lasts: Duration,
@@ -112,12 +112,12 @@ pub(crate) struct Fault {
 /// An endless sequence of faults.
 pub(crate) struct Plan {
     random: fastrand::Rng,
-    kinds: Vec<Kind>,
+    kinds: Vec<FaultKind>,
 }
 
 impl Plan {
     /// The plan of a seed, with these kinds of faults.
-    pub(crate) fn new(seed: u64, kinds: Vec<Kind>) -> Self {
+    pub(crate) fn new(seed: u64, kinds: Vec<FaultKind>) -> Self {
         Self { random: fastrand::Rng::with_seed(seed), kinds }
     }
 }

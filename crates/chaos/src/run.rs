@@ -16,8 +16,8 @@ use crate::Result;
 use crate::check::check;
 use crate::cluster::Cluster;
 use crate::inject::World;
-use crate::options::Options;
-use crate::plan::{Fault, KINDS, Kind, Plan, Victim};
+use crate::options::RunOptions;
+use crate::plan::{Fault, FaultKind, KINDS, Plan, Victim};
 use crate::summary::Summary;
 use crate::workers::Workers;
 use crate::{others, record};
@@ -28,7 +28,7 @@ const MARGIN: Duration = Duration::from_secs(1);
 const DISK: &str = "size=6g";
 
 /// Runs; returns whether all is well.
-pub(crate) fn run(options: Options) -> Result<bool> {
+pub(crate) fn run(options: RunOptions) -> Result<bool> {
     let kinds = kinds(&options)?;
     if options.plan {
         print_plan(&options, kinds);
@@ -63,8 +63,8 @@ pub(crate) fn run(options: Options) -> Result<bool> {
 }
 
 /// The kinds of faults that the options allow, on this service.
-fn kinds(options: &Options) -> Result<Vec<Kind>> {
-    let possible: Vec<Kind> = match options.on.as_str() {
+fn kinds(options: &RunOptions) -> Result<Vec<FaultKind>> {
+    let possible: Vec<FaultKind> = match options.on.as_str() {
         "own" => KINDS.into_iter().filter(|kind| options.nodes() > 1 || !needs_followers(*kind)).collect(),
         other => others::kinds(other),
     };
@@ -80,16 +80,16 @@ fn kinds(options: &Options) -> Result<Vec<Kind>> {
     options.faults.iter().map(named).collect()
 }
 
-fn needs_followers(kind: Kind) -> bool {
+fn needs_followers(kind: FaultKind) -> bool {
     use Victim::Follower;
     match kind {
-        Kind::Kill(victim) | Kind::Stop(victim) | Kind::Cut(victim) => victim == Follower,
-        Kind::OneWay | Kind::Halves | Kind::Transfer => true,
+        FaultKind::Kill(victim) | FaultKind::Stop(victim) | FaultKind::Cut(victim) => victim == Follower,
+        FaultKind::OneWay | FaultKind::Halves | FaultKind::Transfer => true,
         _ => false,
     }
 }
 
-fn print_plan(options: &Options, kinds: Vec<Kind>) {
+fn print_plan(options: &RunOptions, kinds: Vec<FaultKind>) {
     let mut at = Duration::ZERO;
     for fault in Plan::new(options.seed, kinds) {
         println!("{:>8.1} s  {:<14} {:>5} ms", at.as_secs_f64(), fault.kind.name(), fault.lasts.as_millis());
@@ -127,27 +127,29 @@ impl Programs {
 }
 
 /// The lock service of a run.
-enum Service {
+enum TestedService {
     Own(Cluster),
     Other(others::Other),
 }
 
 struct Run<'a> {
-    options: Rc<Options>,
+    options: Rc<RunOptions>,
     network: Rc<Network>,
     programs: Rc<Programs>,
     folder: &'a Path,
 }
 
 impl Run<'_> {
-    async fn rounds(&self, kinds: Vec<Kind>) -> Result<Summary> {
+    async fn rounds(&self, kinds: Vec<FaultKind>) -> Result<Summary> {
         let options = &self.options;
         let mut service = match options.on.as_str() {
             "own" => {
                 let program = &self.programs.lockkeeper;
-                Service::Own(Cluster::start(&self.network, options.nodes(), program, self.folder).await?)
+                TestedService::Own(
+                    Cluster::start(&self.network, options.nodes(), program, self.folder).await?,
+                )
             }
-            other => Service::Other(others::Other::start(other, self.folder).await?),
+            other => TestedService::Other(others::Other::start(other, self.folder).await?),
         };
         let mut plan = Plan::new(options.seed, kinds);
         let mut summary = Summary::new(options);
@@ -170,7 +172,7 @@ impl Run<'_> {
     /// Workers and faults until this moment; returns their histories.
     async fn round(
         &self,
-        service: &mut Service,
+        service: &mut TestedService,
         plan: &mut Plan,
         until: Instant,
         place: &Path,
@@ -178,11 +180,11 @@ impl Run<'_> {
     ) -> Result<Vec<PathBuf>> {
         let options = &self.options;
         let at = match &*service {
-            Service::Own(cluster) => {
+            TestedService::Own(cluster) => {
                 let host = |worker| (cluster.url(), Some(options.nodes() + worker));
                 (0..options.workers).map(host).collect()
             }
-            Service::Other(other) => other.urls(options.workers),
+            TestedService::Other(other) => other.urls(options.workers),
         };
         let seed = options.seed.wrapping_mul(1_000_000) + summary.rounds * 10_000;
         let mut workers = Workers::start(&self.network, options, &self.programs, &at, place, seed)?;
@@ -194,11 +196,11 @@ impl Run<'_> {
             let name = fault.kind.name();
             let tell = |target: &str, begins| tell(&faults, &fault, target, begins);
             let played = match service {
-                Service::Own(cluster) => {
+                TestedService::Own(cluster) => {
                     let mut world = World { network: &self.network, cluster, workers: &mut workers };
                     world.play(&fault, tell).await
                 }
-                Service::Other(other) => other.play(&fault, &mut workers, tell).await,
+                TestedService::Other(other) => other.play(&fault, &mut workers, tell).await,
             };
             match played {
                 Ok(bitten) => summary.played(&name, bitten),
@@ -219,7 +221,7 @@ impl Run<'_> {
 
     /// Copies the histories of a round, and the logs of all nodes.
     fn keep(&self, place: &Path, summary: &mut Summary) -> Result {
-        let Options { on, seed, keep, .. } = &*self.options;
+        let RunOptions { on, seed, keep, .. } = &*self.options;
         let kept = keep.join(format!("{on}-seed{seed}-round{}", summary.rounds));
         fs::create_dir_all(&kept)?;
         let mut files: Vec<(PathBuf, String)> = Vec::new();

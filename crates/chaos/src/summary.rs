@@ -10,11 +10,11 @@ use lockkeeper_verify::Counts;
 use serde_json::{Value, json};
 
 use crate::check::Checked;
-use crate::options::Options;
+use crate::options::RunOptions;
 
 /// All rounds of a run.
 pub(crate) struct Summary {
-    pub(crate) options: Rc<Options>,
+    pub(crate) options: Rc<RunOptions>,
     began: Instant,
     pub(crate) rounds: u64,
     counts: Counts,
@@ -34,7 +34,7 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    pub(crate) fn new(options: &Rc<Options>) -> Self {
+    pub(crate) fn new(options: &Rc<RunOptions>) -> Self {
         Self {
             options: Rc::clone(options),
             began: Instant::now(),

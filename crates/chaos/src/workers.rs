@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use tokio::time::{Instant, sleep};
 
 use crate::Result;
-use crate::options::Options;
+use crate::options::RunOptions;
 use crate::run::Programs;
 use crate::worker::SERVICE;
 
@@ -33,7 +33,7 @@ pub(crate) struct Worker {
 pub(crate) struct Workers {
     pub(crate) all: Vec<Worker>,
     network: Rc<Network>,
-    options: Rc<Options>,
+    options: Rc<RunOptions>,
     programs: Rc<Programs>,
 }
 
@@ -41,7 +41,7 @@ impl Workers {
     /// Starts workers, one for each URL and host, with their histories in `folder`.
     pub(crate) fn start(
         network: &Rc<Network>,
-        options: &Rc<Options>,
+        options: &Rc<RunOptions>,
         programs: &Rc<Programs>,
         at: &[(String, Option<usize>)],
         folder: &Path,

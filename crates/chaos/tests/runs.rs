@@ -1,5 +1,5 @@
-//! Short runs on real processes. They need root, `ip`, `nft`, a C compiler, and the command `lockkeeper` beside
-//! this package's own (`cargo xtask test` builds it).
+//! Short runs on real processes. They need root, `ip`, `nft`, a C compiler, and the command `lockkeeper`
+//! beside this package's own (`cargo xtask test` builds it).
 
 use std::path::Path;
 use std::process::{Command, Output};

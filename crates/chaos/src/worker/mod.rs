@@ -16,7 +16,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use crate::Result;
 use crate::options::WorkerOptions;
 use ledger::Ledger;
-use tasks::Task;
+use tasks::WorkerTask;
 
 /// The name of the lock service in all histories of a run.
 pub(crate) const SERVICE: &str = "chaos";
@@ -60,7 +60,7 @@ async fn work(options: &WorkerOptions) -> Result {
     let tasks: Vec<_> = (0..options.tasks as u64)
         .map(|number| {
             let random = fastrand::Rng::with_seed(options.seed << 16 | number);
-            let task = Task::new(locks.clone(), ledger.clone(), random, errors.clone());
+            let task = WorkerTask::new(locks.clone(), ledger.clone(), random, errors.clone());
             tokio::spawn(task.work())
         })
         .collect();

@@ -38,7 +38,7 @@ enum Work {
     Crowd,
     /// An election.
     Election,
-    /// A hold without renewal that its holder uses beyond its end. The names have only impatient waiters else.
+    /// A hold without renewal that its holder uses beyond its end. Its name has impatient waiters only.
     Overstay,
     /// Questions to the service.
     Ask,
@@ -62,7 +62,7 @@ const WEIGHTS: [(Work, u32); 14] = [
     (Work::Ask, 3),
 ];
 
-pub(crate) struct Task {
+pub(crate) struct WorkerTask {
     locks: Locks,
     ledger: Ledger,
     random: fastrand::Rng,
@@ -88,7 +88,7 @@ impl Work {
     }
 }
 
-impl Task {
+impl WorkerTask {
     pub(crate) fn new(locks: Locks, ledger: Ledger, random: fastrand::Rng, errors: Errors) -> Self {
         let cached = (0..8).map(|name| locks.mutex(format!("cached/{name}")).ttl(TTLS[1]).cached());
         let cached = cached.collect();
