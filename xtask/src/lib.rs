@@ -6,8 +6,8 @@
 //! Reading order: `parts` (`verify` and `fix`), `schema` (generated code), `api` (the text of the public
 //! API), `testing` (`test`), `record` (counting tests), `weight` (tables of builds and tests), `needs`
 //! (required programs and their installation), `foreign` (libraries of other languages), `sim`, `chaos`,
-//! `fuzz` (the decoders), `services` (other lock services), `bench` (comparison with those), `dist` and `sbom`
-//! (the files of a release), `publish` (crates.io), `book`, `process`.
+//! `fuzz` (the decoders), `services` (other lock services), `bench` (comparison with those), `dist` and
+//! `sbom` (the files of a release), `publish` (crates.io), `book`, `process`.
 //!
 //! - `verify` changes no file of the project, Cargo.lock included.
 //! - Only a process that was started for its own folder is ever stopped (`services/pidfile.rs`).
