@@ -54,6 +54,17 @@ fn link_is_cut_in_one_direction_and_mended() {
 }
 
 #[test]
+fn packets_are_lost_for_a_time_and_counted() {
+    let two = Two::new();
+    two.network.lose(100);
+    two.send(0, 1);
+    two.send(1, 2);
+    assert_eq!(two.network.lose_no_more(), 2);
+    two.send(0, 3);
+    assert_eq!(two.next(1), 3, "what was sent before is lost");
+}
+
+#[test]
 fn networks_are_isolated_from_each_other() {
     let first = Two::new();
     let second = std::thread::spawn(Two::new).join().unwrap();
