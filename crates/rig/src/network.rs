@@ -89,7 +89,7 @@ impl Network {
         command
     }
 
-    /// Drops this share of all packets between hosts from now on.
+    /// Drops this share of all packets between hosts from now on: at most 99 %.
     pub fn lose(&self, percent: u8) {
         let rule = format!(
             "add table inet loss; add chain inet loss pass {{ type filter hook forward priority 0; }}; add rule inet \
