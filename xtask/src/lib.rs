@@ -5,9 +5,9 @@
 //!
 //! Reading order: `parts` (`verify` and `fix`), `schema` (generated code), `api` (the text of the public
 //! API), `testing` (`test`), `record` (counting tests), `weight` (tables of builds and tests), `needs`
-//! (required programs and their installation), `foreign` (libraries of other languages), `sim`, `fuzz` (the
-//! decoders), `services` (other lock services), `bench` (comparison with those), `dist` and `sbom` (the files
-//! of a release), `publish` (crates.io), `book`, `process`.
+//! (required programs and their installation), `foreign` (libraries of other languages), `sim`, `chaos`,
+//! `fuzz` (the decoders), `services` (other lock services), `bench` (comparison with those), `dist` and
+//! `sbom` (the files of a release), `publish` (crates.io), `book`, `process`.
 //!
 //! - `verify` changes no file of the project, Cargo.lock included.
 //! - Only a process that was started for its own folder is ever stopped (`services/pidfile.rs`).
@@ -20,6 +20,7 @@
 mod api;
 mod bench;
 mod book;
+mod chaos;
 mod dist;
 mod features;
 mod foreign;
@@ -89,6 +90,13 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Inject faults into real processes, and check every history (`cargo xtask chaos --help`)
+    #[command(disable_help_flag = true)]
+    Chaos {
+        /// For the harness
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Fuzz the decoders; needs a nightly compiler and cargo-fuzz
     Fuzz(Fuzz),
     /// Start and stop the lock services of others: Redis, PostgreSQL, etcd, ZooKeeper, DynamoDB (emulated)
@@ -116,6 +124,7 @@ pub fn main() -> ExitCode {
         Task::Test(selection) => testing::test(&selection),
         Task::Weight(what) => weight::weigh(&what),
         Task::Sim { args } => sim::run(&args),
+        Task::Chaos { args } => chaos::run(&args),
         Task::Fuzz(choice) => fuzz::fuzz(&choice),
         Task::Services(task) => services::run(&task),
         Task::Bench(choice) => bench::run(&choice),

@@ -16,8 +16,8 @@ use lockkeeper_rig::{
 use crate::TaskResult;
 use crate::foreign;
 use crate::packages::{
-    COMMAND, DYNAMODB, ETCD, EXAMPLE_BACKEND, EXAMPLES, FENCE, LAB, LIBRARY, MYSQL, NODE, OBJECT_STORE,
-    POSTGRES, PYTHON, REDIS, REDLOCK, RIG, ZOOKEEPER, is_for,
+    CHAOS, COMMAND, DYNAMODB, ETCD, EXAMPLE_BACKEND, EXAMPLES, FENCE, LAB, LIBRARY, MYSQL, NODE,
+    OBJECT_STORE, POSTGRES, PYTHON, REDIS, REDLOCK, RIG, ZOOKEEPER, is_for,
 };
 use crate::process::{cargo, is_installed, run};
 
@@ -199,9 +199,16 @@ const TEST_NEEDS: &[TestNeeds] = &[
         }],
     },
     TestNeeds {
-        packages: &[COMMAND, RIG],
+        packages: &[CHAOS, COMMAND, RIG],
         needs: &[
             Need::of(network::IP, "the tests of a cluster with a cut network"),
+            Need::of(network::NFT, "the tests of lost packets"),
+            Need { program: "setpriv", package: "util-linux", used_by: "the tests of networks" },
+        ],
+    },
+    TestNeeds {
+        packages: &[COMMAND, RIG],
+        needs: &[
             Need::of(power::SHUT_DOWN, "the tests of power cuts"),
             Need::of(prometheus::SERVER, "the tests of metrics"),
             Need::of(prometheus::TOOL, "the same"),

@@ -1,5 +1,6 @@
 //! The names of our packages whose tests need more than Rust.
 
+pub(crate) const CHAOS: &str = "lockkeeper-chaos";
 pub(crate) const COMMAND: &str = "lockkeeper-cli";
 pub(crate) const EXAMPLES: &str = "lockkeeper-examples";
 pub(crate) const FENCE: &str = "lockkeeper-fence";

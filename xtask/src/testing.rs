@@ -13,7 +13,7 @@ use clap::Args;
 use crate::TaskResult;
 use crate::features::Targets;
 use crate::needs::{NEXTEST, install_build_needs, install_test_needs};
-use crate::packages::{COMMAND, LAB, NODE, PYTHON};
+use crate::packages::{CHAOS, COMMAND, LAB, NODE, PYTHON};
 use crate::process::{TEST_CONFIG, cargo, not_started, run, shown};
 use crate::record::{self, Tally, TestPhase};
 
@@ -35,7 +35,8 @@ const SIZE: &str = "LOCKKEEPER_TEST_SIZE";
 
 /// Programs and native modules of other packages that the tests of a package start. With all packages they
 /// are built in any case.
-const PROGRAMS: [(&str, &[&str]); 2] = [(COMMAND, &[LAB, "xtask"]), (LAB, &[COMMAND, NODE, PYTHON])];
+const PROGRAMS: [(&str, &[&str]); 3] =
+    [(CHAOS, &[COMMAND]), (COMMAND, &[LAB, "xtask"]), (LAB, &[COMMAND, NODE, PYTHON])];
 
 /// Installs missing programs, runs the selected tests and doctests, and prints the count as the last line of
 /// stdout.

@@ -156,8 +156,12 @@ impl RecordedHold {
     }
 }
 
+/// Each name once, in byte order (N1): the order of the permits.
 fn texts(names: &[LockName]) -> Vec<String> {
-    names.iter().map(|name| name.as_str().to_owned()).collect()
+    let mut texts: Vec<String> = names.iter().map(|name| name.as_str().to_owned()).collect();
+    texts.sort_unstable();
+    texts.dedup();
+    texts
 }
 
 impl<F: Kind> Lock<F> {

@@ -7,14 +7,20 @@
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::Command;
 use std::{process, thread};
 
 use nix::sched::{CloneFlags, setns, unshare};
 
-use crate::program::{Program, ask};
+use crate::program::{Program, SETPRIV, ask};
 
 /// Configures interfaces, routes and rules.
 pub const IP: Program = Program { name: "ip", package: "iproute2" };
+
+/// Drops some of the packets between hosts.
+pub const NFT: Program = Program { name: "nft", package: "nftables" };
+const NSENTER: Program = Program { name: "nsenter", package: "util-linux" };
 
 /// The first three bytes of all addresses.
 const NET: [u8; 3] = [10, 77, 0];
@@ -74,6 +80,34 @@ impl Network {
         within(&self.hosts[host], does)
     }
 
+    /// The command for a program on a host. The program is killed when the calling *thread* ends, in any way.
+    #[must_use]
+    pub fn command(&self, host: usize, program: &Path) -> Command {
+        let mut command = Command::new(NSENTER.path());
+        command.arg(format!("--net=/proc/{}/fd/{}", process::id(), self.hosts[host].as_raw_fd()));
+        command.arg("--").arg(SETPRIV.path()).args(["--pdeathsig", "KILL", "--"]).arg(program);
+        command
+    }
+
+    /// Drops this share of all packets between hosts from now on: at most 99 %.
+    pub fn lose(&self, percent: u8) {
+        let rule = format!(
+            "add table inet loss; add chain inet loss pass {{ type filter hook forward priority 0; }}; add rule inet \
+             loss pass numgen random mod 100 < {percent} counter drop"
+        );
+        within(&self.middle, || nft(&rule));
+    }
+
+    /// Ends [`Network::lose`]; returns the number of packets that were dropped.
+    pub fn lose_no_more(&self) -> u64 {
+        within(&self.middle, || {
+            let rules = nft("list table inet loss");
+            nft("delete table inet loss");
+            let dropped = rules.split("packets ").nth(1).and_then(|text| text.split(' ').next());
+            dropped.and_then(|count| count.parse().ok()).unwrap_or_default()
+        })
+    }
+
     /// Drops all packets from one host to another from now on; neither host gets an error. The other
     /// direction stays open.
     pub fn cut(&self, from: usize, to: usize) {
@@ -112,6 +146,13 @@ fn within<T: Send>(namespace: &File, does: impl FnOnce() -> T + Send) -> T {
 
 fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn nft(rules: &str) -> String {
+    let answer = ask(NFT, |command| {
+        command.arg(rules);
+    });
+    answer.unwrap_or_else(|why| panic!("`nft {rules}`: {why}"))
 }
 
 fn ip(line: &str) {

@@ -157,6 +157,10 @@ impl Checker {
         let id = (writer, event.hold);
         let asked = moment.call(event.asked).0;
         for (index, name) in event.locks.iter().enumerate() {
+            // A caller may name a lock twice; it holds it once.
+            if event.locks[..index].contains(name) {
+                continue;
+            }
             let hold = CheckedHold {
                 id,
                 mode: event.mode,

@@ -54,6 +54,18 @@ fn link_is_cut_in_one_direction_and_mended() {
 }
 
 #[test]
+fn packets_are_lost_for_a_time_and_counted() {
+    let two = Two::new();
+    two.network.lose(99);
+    (0..50).for_each(|_| two.send(0, 1));
+    let lost = two.network.lose_no_more();
+    assert!((1..=50).contains(&lost), "{lost}");
+    two.send(0, 2);
+    let passed = std::iter::repeat_with(|| two.next(1)).take_while(|number| *number != 2).count();
+    assert_eq!(lost + passed as u64, 50);
+}
+
+#[test]
 fn networks_are_isolated_from_each_other() {
     let first = Two::new();
     let second = std::thread::spawn(Two::new).join().unwrap();

@@ -127,3 +127,17 @@ fn memory_is_bounded_however_long_a_history_is() {
     assert_eq!(checker.counts().violations, 0);
     assert!(checker.size().0 <= 10_000, "{:?}", checker.size());
 }
+
+#[test]
+fn lock_that_is_named_twice_in_one_acquire_is_held_once() {
+    let mut checker = Checker::default();
+    let (service, lock) = ("s".to_owned(), "x".to_owned());
+    let locks = vec![lock.clone(), lock];
+    let grant =
+        GrantedEvent { hold: 1, service, locks, token: Some(7), asked: 10, ..GrantedEvent::default() };
+    let ended = EndedEvent { hold: 1, until: 30, how: HoldEnd::Released };
+    for (at, event) in [(20, HistoryEvent::Granted(grant)), (31, HistoryEvent::Ended(ended))] {
+        checker.push(HistoryLine { at, by: "a".to_owned(), event });
+    }
+    assert_eq!(checker.take_violations(), []);
+}

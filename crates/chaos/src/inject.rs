@@ -1,0 +1,239 @@
+//! Injects the faults of a plan into our own cluster and into workers, heals them, and measures whether they
+//! have bitten.
+
+use std::net::{SocketAddr, TcpStream};
+use std::rc::Rc;
+use std::time::{Duration, SystemTime};
+
+use lockkeeper_rig::{Network, Number};
+use nix::errno::Errno;
+use nix::sys::signal::Signal;
+use tokio::time::sleep;
+
+use crate::Result;
+use crate::cluster::{Cluster, View};
+use crate::plan::{Fault, FaultKind, Victim};
+use crate::workers::Workers;
+
+const PORT: u16 = 5625;
+const HOUR: i64 = 3600;
+
+/// The world that faults are injected into.
+pub(crate) struct World<'a> {
+    pub(crate) network: &'a Rc<Network>,
+    pub(crate) cluster: &'a mut Cluster,
+    pub(crate) workers: &'a mut Workers,
+}
+
+impl World<'_> {
+    /// Injects a fault, and heals it. Returns whether it has bitten.
+    ///
+    /// # Errors
+    /// The cluster did not recover from it.
+    pub(crate) async fn play(&mut self, fault: &Fault, mut tell: impl FnMut(&str, bool)) -> Result<bool> {
+        let before = self.cluster.settled().await?;
+        let (leader, lasts) = (before.leader, fault.lasts);
+        let node = match fault.kind {
+            FaultKind::Kill(Victim::Follower)
+            | FaultKind::Stop(Victim::Follower)
+            | FaultKind::Cut(Victim::Follower) => self.follower(leader, fault.pick),
+            FaultKind::FailingDisk | FaultKind::FullDisk => fault.pick % self.count(),
+            _ => leader,
+        };
+        let worker = fault.pick % self.workers.all.len();
+        let target = match fault.kind {
+            FaultKind::Kill(Victim::Worker)
+            | FaultKind::Stop(Victim::Worker)
+            | FaultKind::Cut(Victim::Worker) => self.workers.all[worker].name.clone(),
+            FaultKind::Halves | FaultKind::Loss | FaultKind::Rolling | FaultKind::All => "all".to_owned(),
+            _ => format!("node{}", node + 1),
+        };
+        tell(&target, true);
+        let bitten = match fault.kind {
+            FaultKind::Kill(Victim::Worker) => self.workers.kill_and_start(worker, lasts).await?,
+            FaultKind::Stop(Victim::Worker) => self.workers.stop(worker, lasts).await?,
+            FaultKind::Cut(Victim::Worker) => {
+                let host = self.count() + worker;
+                let others: Vec<_> = (0..self.hosts()).filter(|other| *other != host).collect();
+                self.cut(&[host], &others, lasts, async |world| !world.connects(host, leader)).await
+            }
+            FaultKind::Kill(_) => {
+                self.cluster.nodes[node].kill()?;
+                sleep(lasts).await;
+                let bitten = self.is_away(before, node).await;
+                self.cluster.nodes[node].start()?;
+                bitten
+            }
+            FaultKind::Stop(_) => {
+                self.cluster.nodes[node].signal(Signal::SIGSTOP)?;
+                sleep(lasts).await;
+                let bitten = self.is_away(before, node).await;
+                self.cluster.nodes[node].signal(Signal::SIGCONT)?;
+                bitten
+            }
+            FaultKind::Cut(_) => {
+                let others: Vec<_> = (0..self.hosts()).filter(|other| *other != node).collect();
+                self.cut(&[node], &others, lasts, async |world| world.is_away(before, node).await).await
+            }
+            FaultKind::OneWay => {
+                let follower = self.follower(leader, fault.pick / 2);
+                let (from, to) =
+                    if fault.pick.is_multiple_of(2) { (leader, follower) } else { (follower, leader) };
+                self.network.cut(from, to);
+                sleep(lasts).await;
+                // The connection needs both directions.
+                let bitten = !self.connects(from, to);
+                self.network.mend(from, to);
+                bitten
+            }
+            FaultKind::Halves => {
+                let minority = (self.count() - 1) / 2;
+                let mut one: Vec<_> = (0..self.count()).cycle().skip(leader).take(minority.max(1)).collect();
+                one.extend((self.count()..self.hosts()).filter(|host| host % 2 == fault.pick % 2));
+                let two: Vec<_> = (0..self.hosts()).filter(|host| !one.contains(host)).collect();
+                self.cut(&one, &two, lasts, async |world| world.is_away(before, leader).await).await
+            }
+            FaultKind::Loss => {
+                self.network.lose(2);
+                sleep(lasts).await;
+                self.network.lose_no_more() > 0
+            }
+            FaultKind::Clock => {
+                let step = if fault.pick.is_multiple_of(2) { HOUR } else { -HOUR };
+                self.cluster.nodes[node].shim.set(Number::AheadSec, step);
+                let seen = self.cluster.wall_clock().await;
+                sleep(lasts).await;
+                self.cluster.nodes[node].shim.set(Number::AheadSec, 0);
+                seen.is_some_and(|seen| {
+                    let now = SystemTime::now();
+                    let off = seen.duration_since(now).unwrap_or_else(|behind| behind.duration());
+                    off > Duration::from_secs(3000)
+                })
+            }
+            FaultKind::SlowDisk => {
+                let shim = &self.cluster.nodes[node].shim;
+                let syncs = shim.get(Number::Syncs);
+                shim.set(Number::DelayMs, 200);
+                sleep(lasts).await;
+                shim.set(Number::DelayMs, 0);
+                shim.get(Number::Syncs) > syncs
+            }
+            FaultKind::FailingDisk => {
+                let shim = &self.cluster.nodes[node].shim;
+                let failed = shim.get(Number::Failed);
+                shim.set(Number::Error, Errno::EIO as i64);
+                shim.set(Number::FailIn, 1);
+                sleep(lasts).await;
+                let has_stopped = self.cluster.nodes[node].ends_within(Duration::from_secs(2)).await?;
+                let shim = &self.cluster.nodes[node].shim;
+                shim.set(Number::FailIn, 0);
+                let failed = shim.get(Number::Failed) - failed;
+                if failed > 0 && !has_stopped {
+                    return Err(format!("{target} goes on after {failed} failed syncs").into());
+                }
+                if has_stopped {
+                    self.cluster.nodes[node].start()?;
+                }
+                has_stopped && failed > 0
+            }
+            FaultKind::FullDisk => {
+                self.cluster.nodes[node].fill()?;
+                sleep(lasts).await;
+                let has_stopped = self.cluster.nodes[node].ends_within(Duration::from_secs(3)).await?;
+                self.cluster.nodes[node].free()?;
+                if has_stopped {
+                    self.cluster.nodes[node].start()?;
+                }
+                has_stopped
+            }
+            FaultKind::Transfer => {
+                let to = self.follower(leader, fault.pick);
+                self.cluster.transfer(to).await
+                    && self.cluster.view(None).await.is_some_and(|view| view.leader != leader)
+            }
+            FaultKind::Rolling => {
+                let mut restarted = 0;
+                for node in 0..self.count() {
+                    self.cluster.nodes[node].signal(Signal::SIGTERM)?;
+                    if self.cluster.nodes[node].ends_within(Duration::from_secs(30)).await? {
+                        restarted += 1;
+                    } else {
+                        return Err(format!("node{} does not end by SIGTERM", node + 1).into());
+                    }
+                    sleep(lasts / 8).await;
+                    self.cluster.nodes[node].start()?;
+                    self.cluster.settled().await?;
+                }
+                restarted == self.count()
+            }
+            FaultKind::All => {
+                for node in &mut self.cluster.nodes {
+                    node.kill()?;
+                }
+                sleep(lasts / 4).await;
+                for node in &mut self.cluster.nodes {
+                    node.start()?;
+                }
+                self.cluster.settled().await?.term > before.term
+            }
+        };
+        tell(&target, false);
+        self.cluster.settled().await?;
+        Ok(bitten)
+    }
+
+    fn count(&self) -> usize {
+        self.cluster.nodes.len()
+    }
+
+    fn hosts(&self) -> usize {
+        self.count() + self.workers.all.len()
+    }
+
+    fn follower(&self, leader: usize, pick: usize) -> usize {
+        (leader + 1 + pick % (self.count() - 1).max(1)) % self.count()
+    }
+
+    /// Cuts all paths between two groups of hosts, for a time, and looks at the end of it whether that has
+    /// bitten.
+    async fn cut(
+        &mut self,
+        one: &[usize],
+        two: &[usize],
+        lasts: Duration,
+        bites: impl AsyncFnOnce(&mut Self) -> bool,
+    ) -> bool {
+        let network = Rc::clone(self.network);
+        let each = |does: &dyn Fn(usize, usize)| {
+            for &one in one {
+                for &two in two {
+                    does(one, two);
+                    does(two, one);
+                }
+            }
+        };
+        each(&|from, to| network.cut(from, to));
+        sleep(lasts).await;
+        let bitten = bites(self).await;
+        each(&|from, to| network.mend(from, to));
+        bitten
+    }
+
+    /// Whether a node is replaced as the leader, or missed by the leader. A single node can only be silent.
+    async fn is_away(&mut self, before: View, node: usize) -> bool {
+        if self.count() == 1 {
+            return self.cluster.view(None).await.is_none_or(|view| view.term > before.term);
+        }
+        if node != before.leader {
+            return self.cluster.misses(node).await;
+        }
+        let now = self.cluster.view(Some(node)).await;
+        now.is_some_and(|now| now.term > before.term && now.leader != node)
+    }
+
+    /// Whether a host can connect to a node.
+    fn connects(&self, from: usize, to: usize) -> bool {
+        let address = SocketAddr::from((self.network.address(to), PORT));
+        self.network.at(from, || TcpStream::connect_timeout(&address, Duration::from_millis(150)).is_ok())
+    }
+}

@@ -1,0 +1,53 @@
+//! Hours of real faults on real processes, and every history checked: `cargo xtask chaos`.
+//!
+//! Responsible for the processes (nodes or a server of others, and workers that use the library), for the
+//! faults, and for the summary. Judges no history: that is `lockkeeper-verify`.
+//!
+//! Reading order: `options.rs`, `plan.rs` (the faults of a seed), `run.rs` (rounds), `cluster.rs` and
+//! `workers.rs` (processes), `inject.rs` (faults), `worker/mod.rs` (what a worker does), `check.rs`,
+//! `summary.rs`, `record.rs` (the page of all recorded runs).
+//!
+//! # Invariants
+//!
+//! - The plan follows from the seed: a run with the same seed plays the same faults in the same order.
+//! - Never more than a minority of the nodes is away, but for the fault `all`.
+//! - A fault counts as bitten only if its effect was measured.
+
+#![expect(clippy::print_stdout, reason = "a command: its summary goes to stdout")]
+
+mod check;
+mod cluster;
+mod inject;
+mod options;
+mod others;
+mod plan;
+mod record;
+mod run;
+mod summary;
+mod worker;
+mod workers;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use options::{ChaosCommand, Sub};
+
+/// An error is a text for people.
+type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+fn main() -> ExitCode {
+    let ChaosCommand { worker, run } = ChaosCommand::parse();
+    let ended = match worker {
+        Some(Sub::Worker(options)) => worker::run(&options).map(|()| true),
+        None => run::run(run),
+    };
+    match ended {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("chaos: {error}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// `cargo xtask chaos`.
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask chaos",
+    about = "Real faults on real processes, and every history checked",
+    args_conflicts_with_subcommands = true
+)]
+pub(crate) struct ChaosCommand {
+    #[command(subcommand)]
+    pub(crate) worker: Option<Sub>,
+    #[command(flatten)]
+    pub(crate) run: RunOptions,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Sub {
+    /// One worker process; started by the run
+    #[command(hide = true)]
+    Worker(WorkerOptions),
+}
+
+#[derive(Args, Clone)]
+pub(crate) struct RunOptions {
+    /// The plan and the workers' choices follow from it
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// How long
+    #[arg(long, default_value_t = 120, value_name = "N")]
+    pub(crate) seconds: u64,
+    /// The service: `own`, or one of others
+    #[arg(long, default_value = "own", value_name = "WHAT", value_parser = crate::others::NAMES)]
+    pub(crate) on: String,
+    /// Nodes of our own service
+    #[arg(long, default_value = "3", value_parser = ["1", "3", "5"])]
+    pub(crate) nodes: String,
+    /// Only these kinds of faults
+    #[arg(long, value_delimiter = ',', value_name = "FAULT")]
+    pub(crate) faults: Vec<String>,
+    /// Worker processes
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pub(crate) workers: usize,
+    /// Tasks of each worker
+    #[arg(long, default_value_t = 128, value_name = "N")]
+    pub(crate) tasks: usize,
+    /// Seconds of faults between two checks
+    #[arg(long, default_value_t = 45, value_name = "N")]
+    pub(crate) round: u64,
+    /// Print the plan, and do nothing else
+    #[arg(long)]
+    pub(crate) plan: bool,
+    /// Print the summary as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Append a row to docs/proof.md
+    #[arg(long)]
+    pub(crate) record: bool,
+    /// Where histories with violations are kept
+    #[arg(long, default_value = "target/chaos", value_name = "DIR")]
+    pub(crate) keep: PathBuf,
+    /// Plant a mistake in the workers, which must be found: `no-fence`
+    #[arg(long, hide = true)]
+    pub(crate) mutant: Option<String>,
+}
+
+impl RunOptions {
+    pub(crate) fn nodes(&self) -> usize {
+        self.nodes.parse().unwrap_or(3)
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct WorkerOptions {
+    #[arg(long)]
+    pub(crate) name: String,
+    #[arg(long)]
+    pub(crate) url: String,
+    #[arg(long)]
+    pub(crate) history: PathBuf,
+    #[arg(long)]
+    pub(crate) ledgers: PathBuf,
+    #[arg(long)]
+    pub(crate) seed: u64,
+    #[arg(long)]
+    pub(crate) tasks: usize,
+    #[arg(long)]
+    pub(crate) mutant: Option<String>,
+}

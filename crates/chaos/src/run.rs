@@ -1,0 +1,251 @@
+//! A run: rounds of faults, each of them checked.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use lockkeeper::BootInstant;
+use lockkeeper_history::{FaultEvent, HistoryEvent, HistoryWriter};
+use lockkeeper_rig::Network;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use tokio::time::{Instant, sleep};
+
+use crate::Result;
+use crate::check::check;
+use crate::cluster::Cluster;
+use crate::inject::World;
+use crate::options::RunOptions;
+use crate::plan::{Fault, FaultKind, KINDS, Plan, Victim};
+use crate::summary::Summary;
+use crate::workers::Workers;
+use crate::{others, record};
+
+/// How long workers run before the first fault of a round, and after the last.
+const MARGIN: Duration = Duration::from_secs(1);
+/// Room for the histories of a round.
+const DISK: &str = "size=6g";
+
+/// Runs; returns whether all is well.
+pub(crate) fn run(options: RunOptions) -> Result<bool> {
+    let kinds = kinds(&options)?;
+    if options.plan {
+        print_plan(&options, kinds);
+        return Ok(true);
+    }
+    if !nix::unistd::geteuid().is_root() {
+        return Err("only root may make network namespaces, disks and faults: run it with sudo".into());
+    }
+    let commit = options.record.then(record::commit).transpose()?;
+    // Disks and networks vanish with the last process, however it ends.
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    let none: Option<&str> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+    let folder = tempfile::tempdir()?;
+    mount(Some("chaos"), folder.path(), Some("tmpfs"), MsFlags::empty(), Some(DISK))?;
+    let hosts = options.nodes() + options.workers;
+    let network = Rc::new(Network::around_this_thread(u8::try_from(hosts)?));
+    // The processes are children of this thread, and end with it.
+    // A build during the run must not change what runs.
+    let programs = Rc::new(Programs::copied(folder.path())?);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let run = Run { options: Rc::new(options.clone()), network, programs, folder: folder.path() };
+    let summary = runtime.block_on(run.rounds(kinds));
+    // The disk must be free before its folder is removed.
+    nix::mount::umount2(folder.path(), nix::mount::MntFlags::MNT_DETACH)?;
+    let summary = summary?;
+    println!("{}", if options.json { summary.json() } else { summary.text() });
+    if let Some(commit) = commit {
+        record::record(&summary, &commit)?;
+    }
+    Ok(summary.is_well())
+}
+
+/// The kinds of faults that the options allow, on this service.
+fn kinds(options: &RunOptions) -> Result<Vec<FaultKind>> {
+    let possible: Vec<FaultKind> = match options.on.as_str() {
+        "own" => KINDS.into_iter().filter(|kind| options.nodes() > 1 || !needs_followers(*kind)).collect(),
+        other => others::kinds(other),
+    };
+    if options.faults.is_empty() {
+        return Ok(possible);
+    }
+    let named = |name: &String| {
+        possible.iter().find(|kind| kind.name() == *name).copied().ok_or_else(|| {
+            let names: Vec<_> = possible.iter().map(|kind| kind.name()).collect();
+            format!("there is no fault `{name}` here; there are {}", names.join(", ")).into()
+        })
+    };
+    options.faults.iter().map(named).collect()
+}
+
+fn needs_followers(kind: FaultKind) -> bool {
+    use Victim::Follower;
+    match kind {
+        FaultKind::Kill(victim) | FaultKind::Stop(victim) | FaultKind::Cut(victim) => victim == Follower,
+        FaultKind::OneWay | FaultKind::Halves | FaultKind::Transfer => true,
+        _ => false,
+    }
+}
+
+fn print_plan(options: &RunOptions, kinds: Vec<FaultKind>) {
+    let mut at = Duration::ZERO;
+    for fault in Plan::new(options.seed, kinds) {
+        println!("{:>8.1} s  {:<14} {:>5} ms", at.as_secs_f64(), fault.kind.name(), fault.lasts.as_millis());
+        at += fault.lasts + fault.then;
+        if at.as_secs() >= options.seconds {
+            break;
+        }
+    }
+}
+
+/// The programs of a run, in its own folder: a build during the run does not change what runs.
+pub(crate) struct Programs {
+    lockkeeper: PathBuf,
+    pub(crate) chaos: PathBuf,
+}
+
+impl Programs {
+    fn copied(folder: &Path) -> Result<Self> {
+        let own = std::env::current_exe()?;
+        let copied = |program: PathBuf, name: &str| -> Result<PathBuf> {
+            let copy = folder.join(name);
+            fs::copy(&program, &copy).map_err(|error| {
+                format!(
+                    "{}: {error}; build it first: cargo build --release -p lockkeeper-cli",
+                    program.display()
+                )
+            })?;
+            Ok(copy)
+        };
+        Ok(Self {
+            lockkeeper: copied(own.with_file_name("lockkeeper"), "lockkeeper")?,
+            chaos: copied(own, "lockkeeper-chaos")?,
+        })
+    }
+}
+
+/// The lock service of a run.
+enum TestedService {
+    Own(Cluster),
+    Other(others::Other),
+}
+
+struct Run<'a> {
+    options: Rc<RunOptions>,
+    network: Rc<Network>,
+    programs: Rc<Programs>,
+    folder: &'a Path,
+}
+
+impl Run<'_> {
+    async fn rounds(&self, kinds: Vec<FaultKind>) -> Result<Summary> {
+        let options = &self.options;
+        let mut service = match options.on.as_str() {
+            "own" => {
+                let program = &self.programs.lockkeeper;
+                TestedService::Own(
+                    Cluster::start(&self.network, options.nodes(), program, self.folder).await?,
+                )
+            }
+            other => TestedService::Other(others::Other::start(other, self.folder).await?),
+        };
+        let mut plan = Plan::new(options.seed, kinds);
+        let mut summary = Summary::new(options);
+        let end = Instant::now() + Duration::from_secs(options.seconds);
+        while Instant::now() < end && summary.failures.is_empty() {
+            summary.rounds += 1;
+            let place = self.folder.join(format!("round{}", summary.rounds));
+            let until = end.min(Instant::now() + Duration::from_secs(options.round));
+            let files = self.round(&mut service, &mut plan, until, &place, &mut summary).await?;
+            let checked = check(&files)?;
+            eprintln!("{}", summary.round(&checked));
+            if !checked.violations.is_empty() || !summary.failures.is_empty() {
+                self.keep(&place, &mut summary)?;
+            }
+            fs::remove_dir_all(&place)?;
+        }
+        Ok(summary)
+    }
+
+    /// Workers and faults until this moment; returns their histories.
+    async fn round(
+        &self,
+        service: &mut TestedService,
+        plan: &mut Plan,
+        until: Instant,
+        place: &Path,
+        summary: &mut Summary,
+    ) -> Result<Vec<PathBuf>> {
+        let options = &self.options;
+        let at = match &*service {
+            TestedService::Own(cluster) => {
+                let host = |worker| (cluster.url(), Some(options.nodes() + worker));
+                (0..options.workers).map(host).collect()
+            }
+            TestedService::Other(other) => other.urls(options.workers),
+        };
+        let seed = options.seed.wrapping_mul(1_000_000) + summary.rounds * 10_000;
+        let mut workers = Workers::start(&self.network, options, &self.programs, &at, place, seed)?;
+        let history = place.join("faults.history");
+        let faults = fault_history(&history)?;
+        sleep(MARGIN).await;
+        while Instant::now() < until {
+            let Some(fault) = plan.next() else { break };
+            let name = fault.kind.name();
+            let tell = |target: &str, begins| tell(&faults, &fault, target, begins);
+            let played = match service {
+                TestedService::Own(cluster) => {
+                    let mut world = World { network: &self.network, cluster, workers: &mut workers };
+                    world.play(&fault, tell).await
+                }
+                TestedService::Other(other) => other.play(&fault, &mut workers, tell).await,
+            };
+            match played {
+                Ok(bitten) => summary.played(&name, bitten),
+                Err(error) => {
+                    summary.failures.push(format!("after {name}: {error}"));
+                    break;
+                }
+            }
+            sleep(fault.then).await;
+        }
+        sleep(MARGIN).await;
+        summary.failures.append(&mut workers.end().await?);
+        let mut files = workers.histories();
+        files.push(history);
+        files.retain(|file| file.exists());
+        Ok(files)
+    }
+
+    /// Copies the histories of a round, and the logs of all nodes.
+    fn keep(&self, place: &Path, summary: &mut Summary) -> Result {
+        let RunOptions { on, seed, keep, .. } = &*self.options;
+        let kept = keep.join(format!("{on}-seed{seed}-round{}", summary.rounds));
+        fs::create_dir_all(&kept)?;
+        let mut files: Vec<(PathBuf, String)> = Vec::new();
+        for entry in fs::read_dir(place)?.flatten() {
+            files.push((entry.path(), entry.file_name().to_string_lossy().into_owned()));
+        }
+        for node in 1..=self.options.nodes() {
+            files.push((self.folder.join(format!("node{node}/log")), format!("node{node}.log")));
+        }
+        for (file, name) in files.into_iter().filter(|(file, _)| file.is_file()) {
+            fs::copy(file, kept.join(name))?;
+        }
+        summary.kept.push(kept);
+        Ok(())
+    }
+}
+
+fn fault_history(file: &Path) -> Result<HistoryWriter> {
+    let clock = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+    let now = BootInstant::now().as_nanos();
+    Ok(HistoryWriter::append(file, format!("faults-{now}"), clock, "faults".into(), now)?)
+}
+
+fn tell(history: &HistoryWriter, fault: &Fault, target: &str, begins: bool) {
+    let event = FaultEvent { fault: fault.kind.name(), target: target.to_owned(), begins };
+    history.write(BootInstant::now().as_nanos(), HistoryEvent::Fault(event));
+}

@@ -1,0 +1,90 @@
+//! A worker process: many tasks that work under locks until its standard input says `end`, or ends.
+//!
+//! The library writes the history of holds, by `LOCKKEEPER_HISTORY`; `ledger.rs` that of what they protect.
+
+mod ledger;
+mod tasks;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lockkeeper::{BootInstant, Locks};
+use lockkeeper_history::HistoryWriter;
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+use crate::Result;
+use crate::options::WorkerOptions;
+use ledger::Ledger;
+use tasks::WorkerTask;
+
+/// The name of the lock service in all histories of a run.
+pub(crate) const SERVICE: &str = "chaos";
+
+/// Errors by their texts, for the log of a worker.
+#[derive(Clone, Default)]
+pub(crate) struct Errors(Arc<Mutex<BTreeMap<String, u64>>>);
+
+impl Errors {
+    pub(crate) fn count(&self, error: &impl std::fmt::Debug) {
+        let text: String = format!("{error:?}").chars().take(60).collect();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(text).or_default() += 1;
+    }
+}
+
+/// Works until the end of standard input.
+pub(crate) fn run(options: &WorkerOptions) -> Result {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let ended = runtime.block_on(work(options));
+    // Sections at the ledgers block their threads.
+    runtime.shutdown_timeout(Duration::from_secs(5));
+    ended
+}
+
+async fn work(options: &WorkerOptions) -> Result {
+    let end = tokio::spawn(async {
+        let mut line = String::new();
+        let _ = BufReader::new(tokio::io::stdin()).read_line(&mut line).await;
+    });
+    tokio::pin!(end);
+    let locks = tokio::select! {
+        _ = &mut end => return Ok(()),
+        locks = connected(options) => locks?,
+    };
+    let clock = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+    let now = BootInstant::now().as_nanos();
+    let by = format!("{}-{now}", options.name);
+    let history = HistoryWriter::append(&options.history, by.clone(), clock, options.name.clone(), now)?;
+    let ledger = Ledger::new(history, &options.ledgers, by, options.mutant.is_some());
+    let errors = Errors::default();
+    let tasks: Vec<_> = (0..options.tasks as u64)
+        .map(|number| {
+            let random = fastrand::Rng::with_seed(options.seed << 16 | number);
+            let task = WorkerTask::new(locks.clone(), ledger.clone(), random, errors.clone());
+            tokio::spawn(task.work())
+        })
+        .collect();
+    let _ = end.await;
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    for task in tasks {
+        let _ = task.await;
+    }
+    let _ = locks.shutdown(Duration::from_secs(5)).await;
+    for (text, count) in errors.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        eprintln!("{count} × {text}");
+    }
+    Ok(())
+}
+
+/// A worker may begin in the middle of a fault.
+async fn connected(options: &WorkerOptions) -> Result<Locks> {
+    loop {
+        match Locks::connect_as(&options.url, &options.name).await {
+            Ok(locks) => return Ok(locks),
+            Err(error) => {
+                eprintln!("{error:?}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The worker processes of a round.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::rc::Rc;
+use std::time::Duration;
+
+use lockkeeper_rig::Network;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::time::{Instant, sleep};
+
+use crate::Result;
+use crate::options::RunOptions;
+use crate::run::Programs;
+use crate::worker::SERVICE;
+
+/// The hosts of workers come after those of nodes.
+pub(crate) struct Worker {
+    pub(crate) name: String,
+    /// Its network host; none: that of the service.
+    pub(crate) host: Option<usize>,
+    url: String,
+    folder: PathBuf,
+    history: PathBuf,
+    seed: u64,
+    child: Option<(Child, ChildStdin)>,
+}
+
+/// All workers of a round.
+pub(crate) struct Workers {
+    pub(crate) all: Vec<Worker>,
+    network: Rc<Network>,
+    options: Rc<RunOptions>,
+    programs: Rc<Programs>,
+}
+
+impl Workers {
+    /// Starts workers, one for each URL and host, with their histories in `folder`.
+    pub(crate) fn start(
+        network: &Rc<Network>,
+        options: &Rc<RunOptions>,
+        programs: &Rc<Programs>,
+        at: &[(String, Option<usize>)],
+        folder: &Path,
+        seed: u64,
+    ) -> Result<Self> {
+        std::fs::create_dir_all(folder.join("ledgers"))?;
+        let worker = |(number, (url, host)): (usize, &(String, Option<usize>))| {
+            let name = format!("worker{}", number + 1);
+            let history = folder.join(format!("{name}.history"));
+            let (url, folder, host) = (url.clone(), folder.to_owned(), *host);
+            Worker { name, host, url, folder, history, seed: seed + number as u64, child: None }
+        };
+        let all = at.iter().enumerate().map(worker).collect();
+        let (network, options, programs) = (Rc::clone(network), Rc::clone(options), Rc::clone(programs));
+        let mut workers = Self { all, network, options, programs };
+        (0..at.len()).try_for_each(|index| workers.begin(index))?;
+        Ok(workers)
+    }
+
+    /// Starts one, again.
+    fn begin(&mut self, index: usize) -> Result {
+        let (worker, options) = (&mut self.all[index], &self.options);
+        let program = &self.programs.chaos;
+        let mut command = match worker.host {
+            Some(host) => self.network.command(host, program),
+            None => {
+                let mut command = Command::new("setpriv");
+                command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+                command
+            }
+        };
+        worker.seed += 1000;
+        let log = File::options().create(true).append(true).open(worker.folder.join(&worker.name))?;
+        command.args(["worker", "--name", &worker.name, "--url", &worker.url, "--history"]);
+        command.arg(&worker.history).arg("--ledgers").arg(worker.folder.join("ledgers"));
+        command.args(["--seed", &worker.seed.to_string(), "--tasks", &options.tasks.to_string()]);
+        command.args(options.mutant.iter().flat_map(|mutant| ["--mutant", mutant]));
+        command.env("LOCKKEEPER_HISTORY", &worker.history).env("LOCKKEEPER_HISTORY_SERVICE", SERVICE);
+        let mut child = command.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log).spawn()?;
+        let stdin = child.stdin.take().ok_or("a worker without a pipe")?;
+        worker.child = Some((child, stdin));
+        Ok(())
+    }
+
+    /// SIGKILL; started again after this time. Returns whether it had worked.
+    pub(crate) async fn kill_and_start(&mut self, index: usize, after: Duration) -> Result<bool> {
+        let written = self.all[index].written();
+        self.all[index].kill()?;
+        sleep(after).await;
+        self.begin(index)?;
+        Ok(written > 0)
+    }
+
+    /// SIGSTOP for this time. Returns whether it has stood still.
+    pub(crate) async fn stop(&mut self, index: usize, lasts: Duration) -> Result<bool> {
+        let worker = &self.all[index];
+        worker.signal(Signal::SIGSTOP)?;
+        // A call that has begun may still write its line.
+        sleep(lasts / 2).await;
+        let written = worker.written();
+        sleep(lasts / 2).await;
+        let stood = worker.written() == written;
+        worker.signal(Signal::SIGCONT)?;
+        Ok(stood)
+    }
+
+    /// Asks all to close their sessions, and waits until they have ended. Those that take too long are
+    /// killed. Returns what has failed: a worker that has ended by itself, or has not.
+    pub(crate) async fn end(&mut self) -> Result<Vec<String>> {
+        let until = Instant::now() + Duration::from_secs(30);
+        let mut failed = Vec::new();
+        for worker in &mut self.all {
+            if let Some((child, stdin)) = &mut worker.child {
+                if let Some(status) = child.try_wait()? {
+                    let log = std::fs::read_to_string(worker.folder.join(&worker.name))?;
+                    failed.push(format!("{} has ended by itself: {status}; {}", worker.name, log.trim_end()));
+                }
+                let _ = stdin.write_all(b"end\n");
+            }
+        }
+        for worker in &mut self.all {
+            while let Some((child, _)) = &mut worker.child
+                && child.try_wait()?.is_none()
+            {
+                if Instant::now() >= until {
+                    worker.kill()?;
+                    failed.push(format!("{} does not end", worker.name));
+                }
+                sleep(Duration::from_millis(10)).await;
+            }
+            worker.child = None;
+        }
+        Ok(failed)
+    }
+
+    /// The histories.
+    pub(crate) fn histories(&self) -> Vec<PathBuf> {
+        self.all.iter().map(|worker| worker.history.clone()).collect()
+    }
+}
+
+impl Worker {
+    fn signal(&self, signal: Signal) -> Result {
+        let (child, _) = self.child.as_ref().ok_or("the worker does not run")?;
+        Ok(kill(Pid::from_raw(i32::try_from(child.id())?), signal)?)
+    }
+
+    fn kill(&mut self) -> Result {
+        if let Some((mut child, _)) = self.child.take() {
+            child.kill()?;
+            child.wait()?;
+        }
+        Ok(())
+    }
+
+    /// The size of its history.
+    fn written(&self) -> u64 {
+        std::fs::metadata(&self.history).map_or(0, |it| it.len())
+    }
+}

@@ -1,0 +1,34 @@
+//! Runs chaos: faults on real processes (`crates/chaos`).
+//!
+//! Responsible for installing what it needs, and for building the command and the harness beside each other.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::packages::{CHAOS, COMMAND, DYNAMODB, ETCD, MYSQL, OBJECT_STORE, POSTGRES, REDIS, ZOOKEEPER};
+use crate::process::{cargo, run as run_shown};
+use crate::{TaskResult, features, needs};
+
+/// The package whose tests need the servers of a service, by the beginning of its name in `--on`.
+const SERVERS: [(&str, &str); 8] = [
+    ("redis", REDIS),
+    ("redlock", REDIS),
+    ("etcd", ETCD),
+    ("zookeeper", ZOOKEEPER),
+    ("postgres", POSTGRES),
+    ("dynamodb", DYNAMODB),
+    ("mysql", MYSQL),
+    ("s3", OBJECT_STORE),
+];
+
+/// Builds both, and runs the harness with these arguments.
+pub(crate) fn run(args: &[OsString]) -> TaskResult {
+    let mut packages = vec![CHAOS.to_owned()];
+    let named = |name: &str| args.iter().any(|arg| arg.to_string_lossy().starts_with(name));
+    packages.extend(SERVERS.iter().filter(|(name, _)| named(name)).map(|(_, package)| (*package).to_owned()));
+    needs::install_test_needs(&packages)?;
+    run_shown(cargo().args(["build", "--release", "--quiet", "--package", CHAOS, "--package", COMMAND]))?;
+    let target: PathBuf = features::metadata()?.target_directory.into();
+    run_shown(Command::new(target.join("release").join(CHAOS)).args(args))
+}
