@@ -19,7 +19,7 @@ pub const PORTS: usize = 8;
 /// requests. Ended when dropped.
 pub struct SeaweedFs {
     slot: ProcessSlot,
-    /// In the order of [`line`].
+    /// In the order of [`line()`].
     ports: [Port; PORTS],
     folder: Folder,
     program: PathBuf,

@@ -168,6 +168,7 @@ impl Checker {
                 slot: event.slots.get(index).copied(),
                 token: event.token,
                 from: moment.at,
+                seen: Ahead::earliest(moment.ahead, line.at),
                 until: None,
                 granted: Arc::clone(line),
                 ended: None,

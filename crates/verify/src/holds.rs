@@ -33,6 +33,8 @@ pub(crate) struct CheckedHold {
     pub(crate) token: Option<u64>,
     /// It was certainly granted by then.
     pub(crate) from: Time,
+    /// Its client certainly counted on it then: the earliest moment at which its grant may have arrived.
+    pub(crate) seen: Time,
     /// It was certainly held up to here, once its client has said how it ended.
     pub(crate) until: Option<Time>,
     pub(crate) granted: Arc<HistoryLine>,
@@ -56,8 +58,8 @@ impl CheckedHold {
 
     /// Whether both were held at one moment, for certain.
     fn meets(&self, other: &Self) -> bool {
-        // Of one that has not ended, only its beginning is certain.
-        let ends = |hold: &Self| hold.until.unwrap_or(hold.from.saturating_add(1));
+        // Of one that has not ended, only the arrival of its grant is certain.
+        let ends = |hold: &Self| hold.until.unwrap_or(hold.seen.saturating_add(1));
         self.from < ends(other) && other.from < ends(self)
     }
 
@@ -288,6 +290,7 @@ impl LockState {
             slot: None,
             token: hold.token,
             from: at,
+            seen: asked,
             until: None,
             granted: Arc::clone(line),
             ended: None,

@@ -263,3 +263,15 @@ fn clocks_are_compared_by_their_bounds() {
     assert_eq!(bad(Some((-1_040, -990))), [], "perhaps at 2060");
     assert_eq!(bad(None), [], "nothing is known of B's clock");
 }
+
+#[test]
+fn grant_on_a_vague_clock_without_an_end_proves_nothing() {
+    let beside = |ahead: (i64, i64)| {
+        kinds(|it| {
+            it.writer("a", "clock a").writer("b", "clock b").clock("a", "clock b", ahead.0, ahead.1);
+            // B's client died. Its grant was at 20, or between 20 and 2, when A had not asked yet.
+            it.takes("b", (1, 20), 1).takes("a", (5, 10), 2).ends("a", 2, 50, 51)
+        })
+    };
+    assert_eq!((beside((0, 0)).len(), beside((0, 18))), (1, vec![]));
+}
