@@ -31,7 +31,9 @@ impl HoldHandle {
         }
         let (permits, token, cached) =
             (&self.granted.permits[..], self.granted.token, self.section.is_some());
-        let waited = self.hold.reports().queued.filter(|_| self.capabilities().fair && !cached);
+        // At the services of others a request may queue anew under its number: after a lost connection.
+        let keeps_place = matches!(self.capabilities().backend, "lockkeeper" | "memory");
+        let waited = self.hold.reports().queued.filter(|_| keeps_place && !cached);
         let queued = waited.map(|(_, at)| at);
         let grant = RecordedGrant { names, mode, subtree, permits, token, cached, asked, queued };
         self.recorded = Some(recorder.granted(at, grant));
