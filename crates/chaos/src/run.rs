@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lockkeeper::BootInstant;
-use lockkeeper_history::{FaultEvent, HistoryEvent, HistoryWriter};
+use lockkeeper_history::{FaultEvent, HistoryEvent, HistoryWriter, host_clock};
 use lockkeeper_rig::Network;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -240,7 +240,7 @@ impl Run<'_> {
 }
 
 fn fault_history(file: &Path) -> Result<HistoryWriter> {
-    let clock = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+    let clock = host_clock()?;
     let now = BootInstant::now().as_nanos();
     Ok(HistoryWriter::append(file, format!("faults-{now}"), clock, "faults".into(), now)?)
 }

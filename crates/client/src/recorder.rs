@@ -12,7 +12,7 @@ use lockkeeper_backend::{
 use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use lockkeeper_history::{
     DeniedEvent, DowngradedEvent, EndedEvent, GrantedEvent, HistoryEvent, HistoryWriter, HoldEnd, HoldMode,
-    ListedEvent, SlotOf, StatusEvent, TokenAnswer, service_of,
+    ListedEvent, SlotOf, StatusEvent, TokenAnswer, host_clock, service_of,
 };
 
 use crate::error::AcquireError;
@@ -49,9 +49,8 @@ impl Recorder {
             BackendError::caused(BackendErrorKind::Operator, what, error)
         };
         let random = random_bytes::<8>()?;
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         // Without a name of the clock, it is one that nobody else has: then nothing is compared by time.
-        let clock = boot.map_or_else(|_| hex(&random), |id| id.trim().to_owned());
+        let clock = host_clock().unwrap_or_else(|_| hex(&random));
         let now = BootInstant::now().as_nanos();
         let of = match reach {
             Reach::Network => String::new(),

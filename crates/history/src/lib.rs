@@ -28,7 +28,7 @@ pub use event::{
 #[cfg(feature = "read")]
 pub use read::{LineError, parse};
 pub use service::service_of;
-pub use writer::HistoryWriter;
+pub use writer::{HistoryWriter, host_clock};
 
 /// The version of the format, in the first line of each writer.
 pub const FORMAT: u32 = 1;

@@ -8,6 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::event::{HistoryEvent, HistoryLine, WriterEvent};
 
+/// The name of this host's clock in histories: the kernel's id of this boot.
+///
+/// # Errors
+/// The kernel gives none.
+pub fn host_clock() -> io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
 /// A history that is being written. Clones write as the same writer.
 #[derive(Clone, Debug)]
 pub struct HistoryWriter(Arc<OpenFile>);

@@ -21,20 +21,14 @@ const FOUND: usize = 10_000;
 #[derive(Default)]
 pub struct Checker {
     clocks: Clocks,
-    /// The writers, and the clock of each.
-    writers: HashMap<String, Writer>,
+    /// The numbers of the writers.
+    writers: HashMap<String, u32>,
     services: HashMap<String, ServiceState>,
     resources: HashMap<String, ResourceState>,
     /// The open holds: the lines of their grants.
     open: HashMap<(u32, u64), Arc<HistoryLine>>,
     counts: Counts,
     found: Vec<Violation>,
-}
-
-#[derive(Clone)]
-struct Writer {
-    number: u32,
-    clock: Option<Arc<str>>,
 }
 
 #[derive(Default)]
@@ -51,27 +45,15 @@ impl Checker {
         self.counts.lines += 1;
         let line = Arc::new(line);
         let writer = self.writer(&line.by);
-        let ahead = writer.clock.as_deref().and_then(|clock| self.clocks.ahead(clock));
+        let ahead = self.clocks.ahead_of_writer(&line.by);
         let moment = Moments { ahead, at: Ahead::latest(ahead, line.at) };
         let mut found = Vec::new();
         match &line.event {
-            HistoryEvent::Writer(event) => {
-                self.clocks.used(&event.clock);
-                if let Some(writer) = self.writers.get_mut(&line.by) {
-                    writer.clock = Some(event.clock.as_str().into());
-                }
-            }
-            HistoryEvent::Clock(event) => {
-                if let Some(own) = writer.clock {
-                    self.clocks.measured(&own, event);
-                }
-            }
-            HistoryEvent::Granted(event) => self.granted(writer.number, event, moment, &line, &mut found),
-            HistoryEvent::Ended(event) => {
-                self.ended((writer.number, event.hold), event, moment, &line, &mut found)
-            }
+            HistoryEvent::Writer(_) | HistoryEvent::Clock(_) => self.clocks.hear(&line),
+            HistoryEvent::Granted(event) => self.granted(writer, event, moment, &line, &mut found),
+            HistoryEvent::Ended(event) => self.ended((writer, event.hold), event, moment, &line, &mut found),
             HistoryEvent::Downgraded(event) => {
-                let id = (writer.number, event.hold);
+                let id = (writer, event.hold);
                 let times = (Ahead::earliest(ahead, event.asked), moment.at);
                 if let Some(hold) = self.open.get(&id).and_then(|granted| grant_of(granted))
                     && let Some(service) = self.services.get_mut(&hold.service)
@@ -128,13 +110,13 @@ impl Checker {
         (self.open.len(), self.services.values().map(|service| service.locks.len()).sum())
     }
 
-    fn writer(&mut self, by: &str) -> Writer {
-        if let Some(writer) = self.writers.get(by) {
-            return writer.clone();
+    fn writer(&mut self, by: &str) -> u32 {
+        if let Some(&number) = self.writers.get(by) {
+            return number;
         }
-        let writer = Writer { number: u32::try_from(self.writers.len()).unwrap_or(u32::MAX), clock: None };
-        self.writers.insert(by.to_owned(), writer.clone());
-        writer
+        let number = u32::try_from(self.writers.len()).unwrap_or(u32::MAX);
+        self.writers.insert(by.to_owned(), number);
+        number
     }
 
     fn lock(&mut self, service: &str, name: &str) -> &mut LockState {

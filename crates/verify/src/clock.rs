@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use lockkeeper_history::ClockEvent;
+use lockkeeper_history::{ClockEvent, HistoryEvent, HistoryLine};
 
 /// Nanoseconds on the reference clock. `Time::MIN` and `Time::MAX`: nothing is known.
 pub(crate) type Time = i64;
@@ -45,11 +45,39 @@ fn signed(at: u64) -> i64 {
 #[derive(Default)]
 pub(crate) struct Clocks {
     known: HashMap<String, Ahead>,
+    /// The clock of each writer.
+    of_writers: HashMap<String, String>,
 }
 
 impl Clocks {
+    /// Takes what a line says of clocks.
+    pub(crate) fn hear(&mut self, line: &HistoryLine) {
+        match &line.event {
+            HistoryEvent::Writer(event) => {
+                self.used(&event.clock);
+                self.of_writers.insert(line.by.clone(), event.clock.clone());
+            }
+            HistoryEvent::Clock(event) => {
+                if let Some(own) = self.of_writers.get(&line.by).cloned() {
+                    self.measured(&own, event);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The clock of a writer.
+    pub(crate) fn of_writer(&self, by: &str) -> Option<&String> {
+        self.of_writers.get(by)
+    }
+
+    /// How far the clock of a writer is ahead, if that is known.
+    pub(crate) fn ahead_of_writer(&self, by: &str) -> Option<Ahead> {
+        self.ahead(self.of_writer(by)?)
+    }
+
     /// A writer uses this clock. The first one becomes the reference.
-    pub(crate) fn used(&mut self, clock: &str) {
+    fn used(&mut self, clock: &str) {
         if self.is_empty() {
             self.known.insert(clock.to_owned(), Ahead::NONE);
         }
@@ -66,7 +94,7 @@ impl Clocks {
 
     /// A writer with the clock `own` has measured another one. What it says replaces what was known of a
     /// clock that is not the reference.
-    pub(crate) fn measured(&mut self, own: &str, event: &ClockEvent) {
+    fn measured(&mut self, own: &str, event: &ClockEvent) {
         let (min, max) = (event.ahead_min, event.ahead_max);
         if min > max {
             return;

@@ -1,11 +1,11 @@
 //! Several files as one history, in the order of their times.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 use std::fmt;
 use std::io::BufRead;
 
-use lockkeeper_history::{HistoryEvent, HistoryLine, LineError, parse};
+use lockkeeper_history::{HistoryLine, LineError, parse};
 
 use crate::clock::{Ahead, Clocks, Time};
 
@@ -50,7 +50,6 @@ impl std::error::Error for MergeError {}
 pub struct Merged<R> {
     files: Vec<HistoryFile<R>>,
     clocks: Clocks,
-    clock_of: HashMap<String, String>,
 }
 
 struct HistoryFile<R> {
@@ -97,11 +96,7 @@ impl<R: BufRead> Merged<R> {
             latest: Time::MIN,
             is_over: false,
         };
-        Self {
-            files: files.into_iter().map(source).collect(),
-            clocks: Clocks::default(),
-            clock_of: HashMap::new(),
-        }
+        Self { files: files.into_iter().map(source).collect(), clocks: Clocks::default() }
     }
 
     /// Reads a file's lines until its oldest is certainly the next, within the slack.
@@ -130,19 +125,8 @@ impl<R: BufRead> Merged<R> {
             }
             let parsed = parse(&source.buffer).map_err(|error| wrong(MergeErrorKind::HistoryLine(error)))?;
             let Some(line) = parsed else { continue };
-            match &line.event {
-                HistoryEvent::Writer(event) => {
-                    self.clocks.used(&event.clock);
-                    self.clock_of.insert(line.by.clone(), event.clock.clone());
-                }
-                HistoryEvent::Clock(event) => {
-                    if let Some(own) = self.clock_of.get(&line.by) {
-                        self.clocks.measured(own, event);
-                    }
-                }
-                _ => {}
-            }
-            let ahead = self.clock_of.get(&line.by).and_then(|clock| self.clocks.ahead(clock));
+            self.clocks.hear(&line);
+            let ahead = self.clocks.ahead_of_writer(&line.by);
             // Of a clock without bounds, the order in its file is all there is.
             let at = if ahead.is_some() { Ahead::latest(ahead, line.at) } else { source.latest };
             source.latest = source.latest.max(at);

@@ -104,7 +104,6 @@ impl PlacedViolation {
 #[derive(Default)]
 struct Times {
     clocks: Clocks,
-    clock_of: HashMap<String, String>,
     /// Of clocks without bounds: from the first line.
     guessed: HashMap<String, i64>,
     latest: Option<Time>,
@@ -112,20 +111,9 @@ struct Times {
 
 impl Times {
     fn place(&mut self, line: &HistoryLine) -> PlacedLine {
-        match &line.event {
-            HistoryEvent::Writer(event) => {
-                self.clocks.used(&event.clock);
-                self.clock_of.insert(line.by.clone(), event.clock.clone());
-            }
-            HistoryEvent::Clock(event) => {
-                if let Some(own) = self.clock_of.get(&line.by) {
-                    self.clocks.measured(own, event);
-                }
-            }
-            _ => {}
-        }
+        self.clocks.hear(line);
         let at = i64::try_from(line.at).unwrap_or(i64::MAX);
-        let clock = self.clock_of.get(&line.by).unwrap_or(&line.by);
+        let clock = self.clocks.of_writer(&line.by).unwrap_or(&line.by);
         let shift = match self.clocks.ahead(clock) {
             Some(ahead) => ahead.middle().saturating_neg(),
             None => match self.guessed.get(clock) {
@@ -149,7 +137,7 @@ impl Times {
 
     /// The shift of a line that was placed before.
     fn known(&self, line: &HistoryLine) -> i64 {
-        let clock = self.clock_of.get(&line.by).unwrap_or(&line.by);
+        let clock = self.clocks.of_writer(&line.by).unwrap_or(&line.by);
         let measured = self.clocks.ahead(clock).map(|ahead| ahead.middle().saturating_neg());
         measured.or_else(|| self.guessed.get(clock).copied()).unwrap_or(0)
     }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lockkeeper::{BootInstant, Locks};
-use lockkeeper_history::HistoryWriter;
+use lockkeeper_history::{HistoryWriter, host_clock};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::Result;
@@ -51,7 +51,7 @@ async fn work(options: &WorkerOptions) -> Result {
         _ = &mut end => return Ok(()),
         locks = connected(options) => locks?,
     };
-    let clock = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+    let clock = host_clock()?;
     let now = BootInstant::now().as_nanos();
     let by = format!("{}-{now}", options.name);
     let history = HistoryWriter::append(&options.history, by.clone(), clock, options.name.clone(), now)?;

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lockkeeper::{BootInstant, HolderState, LockInfo, Reach, WatchEvent};
-use lockkeeper_history::{HistoryEvent, HistoryLine, StatusEvent, TokenAnswer, WriterEvent, service_of};
+use lockkeeper_history::{
+    HistoryEvent, HistoryLine, StatusEvent, TokenAnswer, WriterEvent, host_clock, service_of,
+};
 use lockkeeper_verify::{Checker, parse};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -121,13 +123,13 @@ fn heard(
 
 /// Tells of every holder that the service reports, from now on.
 async fn watch(locks: lockkeeper::Locks, url: String, news: UnboundedSender<Result<HistoryLine, Failure>>) {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let of = if locks.capabilities().reach == Reach::Network { "" } else { boot.trim() };
+    let clock = host_clock().unwrap_or_default();
+    let of = if locks.capabilities().reach == Reach::Network { "" } else { &clock };
     let service = service_of(&url, of);
     let by = format!("watch {service}");
     let writer = WriterEvent {
         format: lockkeeper_history::FORMAT,
-        clock: boot.trim().to_owned(),
+        clock: clock.clone(),
         label: "lockkeeper verify".to_owned(),
     };
     let tell = |event: HistoryEvent| {
