@@ -14,7 +14,7 @@ use crate::Result;
 /// After the end of a fault, clients may still need this long to notice it.
 const AFTER_NS: u64 = 2_000_000_000;
 
-/// What was found in a round.
+/// The result of checking the histories of one round.
 pub(crate) struct Checked {
     pub(crate) counts: Counts,
     pub(crate) violations: Vec<Violation>,
@@ -76,7 +76,7 @@ impl Gaps {
     fn push(&mut self, line: &HistoryLine) {
         match &line.event {
             HistoryEvent::Fault(fault) if fault.begins => {
-                // What comes now is the next fault's.
+                // A pause from now on counts for the new fault.
                 for window in &mut self.open {
                     window.until = window.until.min(line.at);
                 }

@@ -27,7 +27,7 @@ pub(crate) struct Summary {
     bytes: u64,
     /// The first violation of each kind, as text.
     shown: BTreeMap<&'static str, String>,
-    /// What has failed besides: a cluster that does not recover, a worker that has ended by itself.
+    /// Failures that are no violations: a cluster that does not recover, a worker that ended by itself.
     pub(crate) failures: Vec<String>,
     /// Folders with the histories of rounds that were not well.
     pub(crate) kept: Vec<PathBuf>,

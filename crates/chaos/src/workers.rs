@@ -109,7 +109,7 @@ impl Workers {
     }
 
     /// Asks all to close their sessions, and waits until they have ended. Those that take too long are
-    /// killed. Returns what has failed: a worker that has ended by itself, or has not.
+    /// killed. Returns the failures: workers that ended by themselves, and workers that had to be killed.
     pub(crate) async fn end(&mut self) -> Result<Vec<String>> {
         let until = Instant::now() + Duration::from_secs(30);
         let mut failed = Vec::new();

@@ -1,6 +1,7 @@
 //! A worker process: many tasks that work under locks until its standard input says `end`, or ends.
 //!
-//! The library writes the history of holds, by `LOCKKEEPER_HISTORY`; `ledger.rs` that of what they protect.
+//! The library writes the history of the holds (`LOCKKEEPER_HISTORY`); `ledger.rs` writes the history of the
+//! protected files.
 
 mod ledger;
 mod tasks;

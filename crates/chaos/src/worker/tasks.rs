@@ -287,7 +287,7 @@ impl WorkerTask {
         }
     }
 
-    /// The library writes what is asked, and the answers.
+    /// Asks about tokens and holders. The library writes questions and answers to the history.
     async fn asks(&mut self) {
         const LIMIT: Duration = Duration::from_secs(1);
         if let Some((name, token)) = self.random.choice(&self.known).cloned() {
