@@ -60,6 +60,9 @@ pub(crate) struct RunOptions {
     /// Append a row to docs/proof.md
     #[arg(long)]
     pub(crate) record: bool,
+    /// Also keep the histories of rounds with a pause without a grant of this many milliseconds
+    #[arg(long, value_name = "MS")]
+    pub(crate) keep_pauses: Option<u64>,
     /// Where histories with violations are kept
     #[arg(long, default_value = "target/chaos", value_name = "DIR")]
     pub(crate) keep: PathBuf,

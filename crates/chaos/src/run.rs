@@ -161,7 +161,9 @@ impl Run<'_> {
             let files = self.round(&mut service, &mut plan, until, &place, &mut summary).await?;
             let checked = check(&files)?;
             eprintln!("{}", summary.round(&checked));
-            if !checked.violations.is_empty() || !summary.failures.is_empty() {
+            let longest = checked.gaps.values().flatten().max().map_or(0, |ns| ns / 1_000_000);
+            let has_paused = options.keep_pauses.is_some_and(|limit| longest >= limit);
+            if !checked.violations.is_empty() || !summary.failures.is_empty() || has_paused {
                 self.keep(&place, &mut summary)?;
             }
             fs::remove_dir_all(&place)?;
