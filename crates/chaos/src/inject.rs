@@ -124,23 +124,25 @@ impl World<'_> {
                 shim.set(Number::Error, Errno::EIO as i64);
                 shim.set(Number::FailIn, 1);
                 sleep(lasts).await;
-                let has_stopped = self.cluster.nodes[node].ends_within(Duration::from_secs(2)).await?;
                 let shim = &self.cluster.nodes[node].shim;
                 shim.set(Number::FailIn, 0);
                 let failed = shim.get(Number::Failed) - failed;
-                if failed > 0 && !has_stopped {
-                    return Err(format!("{target} goes on after {failed} failed syncs").into());
-                }
-                if has_stopped {
+                if failed > 0 {
+                    if !self.cluster.nodes[node].ends_within(Duration::from_secs(30)).await? {
+                        return Err(format!("{target} goes on after {failed} failed syncs").into());
+                    }
                     self.cluster.nodes[node].start()?;
                 }
-                has_stopped && failed > 0
+                failed > 0
             }
             FaultKind::FullDisk => {
                 self.cluster.nodes[node].fill()?;
                 sleep(lasts).await;
                 let has_stopped = self.cluster.nodes[node].ends_within(Duration::from_secs(3)).await?;
                 self.cluster.nodes[node].free()?;
+                // A write that has failed may stop it even now.
+                let has_stopped =
+                    has_stopped || self.cluster.nodes[node].ends_within(Duration::from_secs(10)).await?;
                 if has_stopped {
                     self.cluster.nodes[node].start()?;
                 }

@@ -146,10 +146,9 @@ impl RecordedHold {
         }));
     }
 
-    /// From now on others may share the hold. Written before the service is asked: whether it has done so is
-    /// not always known.
-    pub(crate) fn downgrades(&self) {
-        let asked = BootInstant::now();
+    /// From this moment on others may share the hold. Written before the service is asked: whether it has done
+    /// so is not always known.
+    pub(crate) fn downgrades(&self, asked: BootInstant) {
         let event = DowngradedEvent { hold: self.number, asked: asked.as_nanos() };
         self.recorder.history.write(asked.as_nanos(), HistoryEvent::Downgraded(event));
     }

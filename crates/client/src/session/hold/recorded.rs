@@ -40,8 +40,13 @@ impl HoldHandle {
         true
     }
 
-    /// Writes to the client's history that others may share the hold.
+    /// Writes to the client's history that others may share the hold, unless it is lost already.
     pub(crate) fn record_downgrade(&self) {
-        self.recorded.as_ref().inspect(|recorded| recorded.downgrades());
+        let now = BootInstant::now();
+        if let Some(recorded) = &self.recorded
+            && self.loss_at(now).is_none()
+        {
+            recorded.downgrades(now);
+        }
     }
 }
