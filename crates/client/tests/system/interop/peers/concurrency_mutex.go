@@ -5,6 +5,7 @@
 //	acquire NAME TTL_MS   -> held VALUE if the lock is free; otherwise waiting, and later held VALUE
 //	extend NAME TTL_MS    -> held | lost
 //	release NAME          -> released | lost
+//	token NAME            -> the revision at which the client got the lock
 //
 // Each lock has a session of its own, which renews its lease by itself; VALUE names the lease. The program prints `ready`
 // once the server has answered. It ends at the end of its input without releasing anything, and with a panic at any
@@ -62,6 +63,8 @@ func main() {
 			// Fails if the lease has expired.
 			_ = lock.session.Close()
 			say(there, "released")
+		case "token":
+			fmt.Println(held[name].mutex.Header().Revision)
 		default:
 			panic("unknown command: " + commands.Text())
 		}
