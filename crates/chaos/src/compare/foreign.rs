@@ -67,11 +67,11 @@ impl ForeignLock {
         let asked = now();
         match self.row.client {
             LockClient::Psql => {
-                self.ask(&format!("select pg_advisory_lock(hashtextextended('{LOCK}', 0))::text || 'held';"))?;
+                self.ask(&format!(
+                    "select pg_advisory_lock(hashtextextended('{LOCK}', 0))::text || 'held';"
+                ))?;
             }
-            LockClient::Mariadb => {
-                while self.ask(&format!("select get_lock('{LOCK}', 1);"))? != "1" {}
-            }
+            LockClient::Mariadb => while self.ask(&format!("select get_lock('{LOCK}', 1);"))? != "1" {},
             _ => {
                 let ttl = super::rows::TTL_MS;
                 let mut answer = self.ask(&format!("acquire {LOCK} {ttl}"))?;
@@ -101,7 +101,9 @@ impl ForeignLock {
     pub(crate) fn release(&mut self) -> Result {
         let until = now();
         let answer = match self.row.client {
-            LockClient::Psql => self.ask(&format!("select pg_advisory_unlock(hashtextextended('{LOCK}', 0));")),
+            LockClient::Psql => {
+                self.ask(&format!("select pg_advisory_unlock(hashtextextended('{LOCK}', 0));"))
+            }
             LockClient::Mariadb => self.ask(&format!("select release_lock('{LOCK}');")),
             _ => self.ask(&format!("release {LOCK}")),
         };

@@ -125,16 +125,19 @@ impl Round<'_> {
                 self.service.cut(victim, lasts).await;
                 return self.healed(name, victim).await;
             }
-            Strike::ServerStopHeld | Strike::ServerKillHeld => {
+            Strike::ServerStopHeld | Strike::ServerKillHeld
+                if !self.slow_holder(victim, lasts + OUTLASTS).await? =>
+            {
+                return Ok(false);
+            }
+            Strike::FailOver => {
+                self.service.lag();
                 if !self.slow_holder(victim, lasts + OUTLASTS).await? {
-                    return Ok(false);
+                    let victim = self.contenders.name(victim);
+                    return Err(format!("{victim} does not get the lock while the replica lags").into());
                 }
             }
-            Strike::FailOver => self.service.lag(),
             _ => {}
-        }
-        if planned.strike == Strike::FailOver && !self.next_section().await {
-            return Err("nobody gets the lock while the replica lags".into());
         }
         self.tell(name, victim, true);
         match planned.strike {
@@ -162,10 +165,6 @@ impl Round<'_> {
             sleep(POLL).await;
         }
         Ok(())
-    }
-
-    async fn next_section(&self) -> bool {
-        self.goes_on_after(SystemTime::now()).await.is_ok()
     }
 
     /// Stops a contender in its section.

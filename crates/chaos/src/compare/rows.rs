@@ -71,9 +71,7 @@ pub(crate) const TTL_MS: u64 = 1500;
 
 /// All rows.
 pub(crate) const ROWS: [ComparedRow; 21] = {
-    use LockClient::{
-        Concurrency, Curator, Kazoo, Mariadb, NodeRedlock, Psql, PythonDynamodbLock, RedisPy,
-    };
+    use LockClient::{Concurrency, Curator, Kazoo, Mariadb, NodeRedlock, Psql, PythonDynamodbLock, RedisPy};
     [
         foreign("etcd-go", "etcd", Concurrency, ("etcd", "Go's `concurrency.Mutex`"), 2000, true),
         ours("etcd-ours", "etcd", "etcd", "Lockkeeper", true),
@@ -128,12 +126,14 @@ impl LockClient {
     /// Checks that the client is installed, and compiles its program if it has one.
     pub(crate) fn prepare(self) -> Result {
         match self {
-            Self::Concurrency => compiled("concurrency_mutex.go", "golang-go golang-etcd-server-dev", |folder| {
-                let mut go = Command::new("go");
-                go.env("GO111MODULE", "off").env("GOPATH", "/usr/share/gocode");
-                go.env("GOCACHE", folder.join("cache")).arg("build").arg("-o").arg(folder.join("peer"));
-                go
-            }),
+            Self::Concurrency => {
+                compiled("concurrency_mutex.go", "golang-go golang-etcd-server-dev", |folder| {
+                    let mut go = Command::new("go");
+                    go.env("GO111MODULE", "off").env("GOPATH", "/usr/share/gocode");
+                    go.env("GOCACHE", folder.join("cache")).arg("build").arg("-o").arg(folder.join("peer"));
+                    go
+                })
+            }
             Self::Curator => compiled("CuratorLock.java", "default-jdk libcurator-recipes-java", |folder| {
                 let mut javac = Command::new("javac");
                 javac.args(["-cp", "/usr/share/java/*", "-d"]).arg(folder);

@@ -23,7 +23,7 @@ pub(crate) const NODES: usize = 3;
 pub(crate) enum ComparedService {
     Own { cluster: Cluster, network: Rc<Network>, count: usize },
     Other(Other),
-    FailOver(ReplicatedRedis),
+    FailOver(Box<ReplicatedRedis>),
 }
 
 /// A primary and a replica behind one address, as with a floating address or a proxy: a fail-over moves the
@@ -49,7 +49,7 @@ impl ComparedService {
                 let cluster = Cluster::start(network, count, program, folder).await?;
                 Ok(Self::Own { cluster, network: Rc::clone(network), count })
             }
-            "fail-over" => Ok(Self::FailOver(ReplicatedRedis::start())),
+            "fail-over" => Ok(Self::FailOver(Box::new(ReplicatedRedis::start()))),
             on => {
                 let other = Other::start(on, folder).await?;
                 if row.client == LockClient::PythonDynamodbLock {

@@ -26,7 +26,8 @@ pub(crate) enum Strike {
     ServerStopHeld,
     /// As `ServerKill`, while a holder is in a section that lasts longer.
     ServerKillHeld,
-    /// The primary is killed before its replica has got the latest grant; the replica takes over.
+    /// The primary is killed before its replica has got the latest grant, and the replica takes over while
+    /// that holder is in its section.
     FailOver,
 }
 

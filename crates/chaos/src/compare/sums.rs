@@ -141,8 +141,7 @@ mod tests {
         let wrote = |resource: Guarding, made: &str, outcome| {
             let (resource, made) = (resource.resource().to_owned(), made.to_owned());
             let (service, lock, saw) = (String::new(), String::new(), String::new());
-            let event =
-                WroteEvent { resource, service, lock, token: None, asked: 1, saw, made, outcome };
+            let event = WroteEvent { resource, service, lock, token: None, asked: 1, saw, made, outcome };
             line(2, "a", HistoryEvent::Wrote(event))
         };
         let lines = [

@@ -101,7 +101,8 @@ mod tests {
             after_server: Vec::new(),
             has_overlap: true,
         };
-        let expected = "| Redis | redis-py | 9 | 3 | 2 | 4 | no token | no token | 1.5 s, 2.3 s | – | `redis-py` |";
+        let expected =
+            "| Redis | redis-py | 9 | 3 | 2 | 4 | no token | no token | 1.5 s, 2.3 s | – | `redis-py` |";
         assert_eq!(line(row, &sums), expected);
     }
 }
