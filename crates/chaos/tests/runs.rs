@@ -42,7 +42,7 @@ fn workers_without_a_fence_are_found() {
     assert_eq!(summary["violation_kinds"], serde_json::json!(["lost-update"]), "{summary:#}");
 }
 
-/// Holders are stopped, killed and cut off: whoever enters the fence loses nothing, and no two claims overlap.
+/// Holders are stopped, killed and cut off: an entered fence loses nothing, and no two claims overlap.
 #[test]
 fn comparison_finds_no_overlap_and_no_loss_at_an_entered_fence_on_our_service() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper-chaos"));

@@ -21,7 +21,7 @@ use crate::worker::SERVICE;
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// How a contender reaches the service.
-pub(crate) struct Reached {
+pub(crate) struct ContenderRoute {
     pub(crate) url: String,
     pub(crate) addresses: Vec<String>,
     /// Its network host; none: that of the service.
@@ -31,7 +31,7 @@ pub(crate) struct Reached {
 /// One process.
 struct ContenderProcess {
     name: String,
-    reached: Reached,
+    route: ContenderRoute,
     seed: u64,
     child: Option<(Child, ChildStdin)>,
 }
@@ -46,22 +46,22 @@ pub(crate) struct Contenders {
 }
 
 impl Contenders {
-    /// Starts one for each of `reached`.
+    /// Starts one for each of `route`.
     pub(crate) fn start(
         row: &'static ComparedRow,
-        reached: Vec<Reached>,
+        route: Vec<ContenderRoute>,
         folder: &Path,
         program: &Path,
         network: &Rc<Network>,
         seed: u64,
     ) -> Result<Self> {
-        let contender = |(number, reached): (usize, Reached)| ContenderProcess {
+        let contender = |(number, route): (usize, ContenderRoute)| ContenderProcess {
             name: format!("contender{}", number + 1),
-            reached,
+            route,
             seed: seed.wrapping_mul(100) + number as u64,
             child: None,
         };
-        let all: Vec<_> = reached.into_iter().enumerate().map(contender).collect();
+        let all: Vec<_> = route.into_iter().enumerate().map(contender).collect();
         let (folder, program) = (folder.to_owned(), program.to_owned());
         let mut contenders = Self { all, row, folder, program, network: Rc::clone(network) };
         (0..contenders.len()).try_for_each(|index| contenders.begin(index))?;
@@ -79,7 +79,7 @@ impl Contenders {
     /// Starts one, again.
     pub(crate) fn begin(&mut self, index: usize) -> Result {
         let contender = &mut self.all[index];
-        let mut command = match contender.reached.host {
+        let mut command = match contender.route.host {
             Some(host) => self.network.command(host, &self.program),
             None => {
                 let mut command = Command::new("setpriv");
@@ -91,8 +91,8 @@ impl Contenders {
         let log = self.folder.join(format!("{}.log", contender.name));
         let log = File::options().create(true).append(true).open(log)?;
         command.args(["contend", "--row", self.row.name, "--name", &contender.name]);
-        command.args(["--url", &contender.reached.url, "--seed", &contender.seed.to_string()]);
-        command.args(contender.reached.addresses.iter().flat_map(|at| ["--addresses", at]));
+        command.args(["--url", &contender.route.url, "--seed", &contender.seed.to_string()]);
+        command.args(contender.route.addresses.iter().flat_map(|at| ["--addresses", at]));
         command.arg("--folder").arg(&self.folder);
         // The library writes the history of our own holds.
         let history = self.folder.join(format!("{}.history", contender.name));

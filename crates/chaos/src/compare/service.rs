@@ -10,7 +10,7 @@ use lockkeeper_rig::{Faults, Network, Redis};
 use nix::sys::signal::Signal;
 use tokio::time::sleep;
 
-use super::contenders::Reached;
+use super::contenders::ContenderRoute;
 use super::rows::{ComparedRow, LockClient};
 use crate::Result;
 use crate::cluster::Cluster;
@@ -62,18 +62,22 @@ impl ComparedService {
     }
 
     /// How each contender reaches it.
-    pub(crate) fn reached(&self, contenders: usize) -> Vec<Reached> {
+    pub(crate) fn route(&self, contenders: usize) -> Vec<ContenderRoute> {
         let each = |index: usize| match self {
             Self::Own { cluster, .. } => {
-                Reached { url: cluster.url(), addresses: Vec::new(), host: Some(NODES + index) }
+                ContenderRoute { url: cluster.url(), addresses: Vec::new(), host: Some(NODES + index) }
             }
             Self::Other(other) => {
                 let addresses = other.proxies(index);
-                Reached { url: (other.url)(&addresses), addresses, host: None }
+                ContenderRoute { url: (other.url)(&addresses), addresses, host: None }
             }
             Self::FailOver(redis) => {
                 let at = redis.clients.proxy(&label(index), redis.address(0)).to_string();
-                Reached { url: format!("redis://{at}?fencing=counter"), addresses: vec![at], host: None }
+                ContenderRoute {
+                    url: format!("redis://{at}?fencing=counter"),
+                    addresses: vec![at],
+                    host: None,
+                }
             }
         };
         (0..contenders).map(each).collect()
