@@ -32,9 +32,11 @@ pub(crate) struct RowSums {
 
 impl RowSums {
     /// Whether all is as it must be: a fence that is entered loses nothing, and our library claims no lock
-    /// that another client has. Redis that has failed over gives out locks and tokens again.
+    /// that another client has. The pages of two services name what they can't promise: Redis that has
+    /// failed over gives out locks again, and PostgreSQL frees the lock of a connection that it thinks dead.
     pub(crate) fn is_well(&self, row: &ComparedRow) -> bool {
-        let tells = row.client != LockClient::Ours || (self.overlaps == 0 && !self.has_overlap);
+        let may_overlap = row.client != LockClient::Ours || row.on == "postgres-session";
+        let tells = may_overlap || (self.overlaps == 0 && !self.has_overlap);
         row.on == "fail-over" || (tells && self.lost[2].is_none_or(|lost| lost == 0))
     }
 }
