@@ -46,10 +46,10 @@ pub(crate) struct Contenders {
 }
 
 impl Contenders {
-    /// Starts one for each of `route`.
+    /// Starts one for each of these routes.
     pub(crate) fn start(
         row: &'static ComparedRow,
-        route: Vec<ContenderRoute>,
+        routes: Vec<ContenderRoute>,
         folder: &Path,
         program: &Path,
         network: &Rc<Network>,
@@ -61,7 +61,7 @@ impl Contenders {
             seed: seed.wrapping_mul(100) + number as u64,
             child: None,
         };
-        let all: Vec<_> = route.into_iter().enumerate().map(contender).collect();
+        let all: Vec<_> = routes.into_iter().enumerate().map(contender).collect();
         let (folder, program) = (folder.to_owned(), program.to_owned());
         let mut contenders = Self { all, row, folder, program, network: Rc::clone(network) };
         (0..contenders.len()).try_for_each(|index| contenders.begin(index))?;

@@ -47,8 +47,8 @@ pub(super) async fn play(
     place: &Path,
 ) -> Result<RowSums> {
     let service = ComparedService::start(row, network, &programs.lockkeeper, place).await?;
-    let route = service.route(CONTENDERS);
-    let contenders = Contenders::start(row, route, place, &programs.chaos, network, options.seed)?;
+    let routes = service.routes(CONTENDERS);
+    let contenders = Contenders::start(row, routes, place, &programs.chaos, network, options.seed)?;
     let history = place.join("faults.history");
     let faults = fault_history(&history)?;
     let mut round = Round { row, service, contenders, faults: &faults };

@@ -62,7 +62,7 @@ impl ComparedService {
     }
 
     /// How each contender reaches it.
-    pub(crate) fn route(&self, contenders: usize) -> Vec<ContenderRoute> {
+    pub(crate) fn routes(&self, contenders: usize) -> Vec<ContenderRoute> {
         let each = |index: usize| match self {
             Self::Own { cluster, .. } => {
                 ContenderRoute { url: cluster.url(), addresses: Vec::new(), host: Some(NODES + index) }
