@@ -6,7 +6,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::packages::{CHAOS, COMMAND, DYNAMODB, ETCD, MYSQL, OBJECT_STORE, POSTGRES, REDIS, ZOOKEEPER};
+use crate::packages::{
+    CHAOS, COMMAND, DYNAMODB, ETCD, LIBRARY, MYSQL, OBJECT_STORE, POSTGRES, REDIS, ZOOKEEPER,
+};
 use crate::process::{cargo, run as run_shown};
 use crate::{TaskResult, features, needs};
 
@@ -26,7 +28,11 @@ const SERVERS: [(&str, &str); 8] = [
 pub(crate) fn run(args: &[OsString]) -> TaskResult {
     let mut packages = vec![CHAOS.to_owned()];
     let named = |name: &str| args.iter().any(|arg| arg.to_string_lossy().starts_with(name));
-    packages.extend(SERVERS.iter().filter(|(name, _)| named(name)).map(|(_, package)| (*package).to_owned()));
+    // The comparison takes all servers, and the clients that the library's tests run beside ours.
+    let compares = args.first().is_some_and(|arg| arg == "compare");
+    packages.extend(compares.then(|| LIBRARY.to_owned()));
+    let needed = SERVERS.iter().filter(|(name, _)| compares || named(name));
+    packages.extend(needed.map(|(_, package)| (*package).to_owned()));
     needs::install_test_needs(&packages)?;
     run_shown(cargo().args(["build", "--release", "--quiet", "--package", CHAOS, "--package", COMMAND]))?;
     let target: PathBuf = features::metadata()?.target_directory.into();

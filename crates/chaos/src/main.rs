@@ -5,7 +5,7 @@
 //!
 //! Reading order: `options.rs`, `plan.rs` (the faults of a seed), `run.rs` (rounds), `cluster.rs` and
 //! `workers.rs` (processes), `inject.rs` (faults), `worker/mod.rs` (what a worker does), `check.rs`,
-//! `summary.rs`, `record.rs` (the page of all recorded runs).
+//! `summary.rs`, `record.rs` (the page of all recorded runs); `compare/mod.rs` (the table of all locks).
 //!
 //! # Invariants
 //!
@@ -17,6 +17,7 @@
 
 mod check;
 mod cluster;
+mod compare;
 mod inject;
 mod options;
 mod others;
@@ -40,6 +41,8 @@ fn main() -> ExitCode {
     let ChaosCommand { worker, run } = ChaosCommand::parse();
     let ended = match worker {
         Some(Sub::Worker(options)) => worker::run(&options).map(|()| true),
+        Some(Sub::Compare(options)) => compare::run(&options),
+        Some(Sub::Contend(options)) => compare::contend(options).map(|()| true),
         None => run::run(run),
     };
     match ended {

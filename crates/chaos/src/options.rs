@@ -23,6 +23,46 @@ pub(crate) enum Sub {
     /// One worker process; started by the run
     #[command(hide = true)]
     Worker(WorkerOptions),
+    /// The same work and faults on the locks of others, through their own clients and through ours
+    Compare(CompareOptions),
+    /// One contender of a comparison; started by it
+    #[command(hide = true)]
+    Contend(ContendOptions),
+}
+
+#[derive(Args)]
+pub(crate) struct CompareOptions {
+    /// Only these rows
+    #[arg(long = "row", value_name = "ROW")]
+    pub(crate) rows: Vec<String>,
+    /// How long each row
+    #[arg(long, default_value_t = 45, value_name = "N")]
+    pub(crate) seconds: u64,
+    /// The plan of faults and the contenders' choices follow from it
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Write the rows into docs/choosing.md
+    #[arg(long)]
+    pub(crate) record: bool,
+    /// Where histories and logs are kept
+    #[arg(long, value_name = "DIR")]
+    pub(crate) keep: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct ContendOptions {
+    #[arg(long)]
+    pub(crate) row: String,
+    #[arg(long)]
+    pub(crate) name: String,
+    #[arg(long)]
+    pub(crate) url: String,
+    #[arg(long)]
+    pub(crate) addresses: Vec<String>,
+    #[arg(long)]
+    pub(crate) folder: PathBuf,
+    #[arg(long)]
+    pub(crate) seed: u64,
 }
 
 #[derive(Args, Clone)]

@@ -45,7 +45,7 @@ pub(crate) fn kinds(service: &str) -> Vec<FaultKind> {
 }
 
 /// A server of the rig.
-trait RigServer {
+pub(crate) trait RigServer {
     fn port(&self) -> u16;
     fn kill(&self);
     fn start_again(&self);
@@ -93,15 +93,15 @@ impl RigServer for DynamoDb {
     }
 }
 
-type RigServers = Vec<Box<dyn RigServer>>;
-type UrlOf = Box<dyn Fn(&[String]) -> String>;
+pub(crate) type RigServers = Vec<Box<dyn RigServer>>;
+pub(crate) type UrlOf = Box<dyn Fn(&[String]) -> String>;
 
 /// A service, and the proxies through which workers reach it.
 pub(crate) struct Other {
-    servers: RigServers,
+    pub(crate) servers: RigServers,
     /// The URL of the service behind these addresses.
-    url: UrlOf,
-    faults: Faults,
+    pub(crate) url: UrlOf,
+    pub(crate) faults: Faults,
 }
 
 impl Other {
@@ -168,14 +168,18 @@ impl Other {
 
     /// The URL of each worker, all on the service's own host.
     pub(crate) fn urls(&self, workers: usize) -> Vec<(String, Option<usize>)> {
-        let url = |worker: usize| {
-            let proxy = |port: u16| {
-                let address = SocketAddr::from(([127, 0, 0, 1], port));
-                self.faults.proxy(&label(worker), address).to_string()
-            };
-            ((self.url)(&self.servers.iter().map(|server| proxy(server.port())).collect::<Vec<_>>()), None)
-        };
-        (0..workers).map(url).collect()
+        (0..workers).map(|worker| ((self.url)(&self.proxies(worker)), None)).collect()
+    }
+
+    /// The addresses of a proxy to each server, for one client.
+    pub(crate) fn proxies(&self, client: usize) -> Vec<String> {
+        let proxy = |server| self.faults.proxy(&label(client), self.address(server)).to_string();
+        (0..self.servers.len()).map(proxy).collect()
+    }
+
+    /// The address of a server.
+    pub(crate) fn address(&self, server: usize) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.servers[server].port()))
     }
 
     /// Injects a fault, and heals it. Returns whether it has bitten.
@@ -226,11 +230,11 @@ impl Other {
 
     /// Whether a server accepts connections.
     fn answers(&self, server: usize) -> bool {
-        let address = SocketAddr::from(([127, 0, 0, 1], self.servers[server].port()));
-        std::net::TcpStream::connect_timeout(&address, Duration::from_millis(150)).is_ok()
+        std::net::TcpStream::connect_timeout(&self.address(server), Duration::from_millis(150)).is_ok()
     }
 }
 
-fn label(worker: usize) -> String {
+/// The name of a client at the proxies.
+pub(crate) fn label(worker: usize) -> String {
     format!("worker{}", worker + 1)
 }

@@ -10,6 +10,7 @@ use lockkeeper_history::{FaultEvent, HistoryEvent, HistoryWriter, host_clock};
 use lockkeeper_rig::Network;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 use crate::Result;
@@ -34,16 +35,8 @@ pub(crate) fn run(options: RunOptions) -> Result<bool> {
         print_plan(&options, kinds);
         return Ok(true);
     }
-    if !nix::unistd::geteuid().is_root() {
-        return Err("only root may make network namespaces, disks and faults: run it with sudo".into());
-    }
     let commit = options.record.then(record::commit).transpose()?;
-    // Disks and networks vanish with the last process, however it ends.
-    unshare(CloneFlags::CLONE_NEWNS)?;
-    let none: Option<&str> = None;
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
-    let folder = tempfile::tempdir()?;
-    mount(Some("chaos"), folder.path(), Some("tmpfs"), MsFlags::empty(), Some(DISK))?;
+    let folder = private_disk()?;
     let hosts = options.nodes() + options.workers;
     let network = Rc::new(Network::around_this_thread(u8::try_from(hosts)?));
     // The processes are children of this thread, and end with it.
@@ -52,14 +45,35 @@ pub(crate) fn run(options: RunOptions) -> Result<bool> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let run = Run { options: Rc::new(options.clone()), network, programs, folder: folder.path() };
     let summary = runtime.block_on(run.rounds(kinds));
-    // The disk must be free before its folder is removed.
-    nix::mount::umount2(folder.path(), nix::mount::MntFlags::MNT_DETACH)?;
+    free_disk(&folder)?;
     let summary = summary?;
     println!("{}", if options.json { summary.json() } else { summary.text() });
     if let Some(commit) = commit {
         record::record(&summary, &commit)?;
     }
     Ok(summary.is_well())
+}
+
+/// Moves this process into a mount namespace of its own, with a disk in memory for a run.
+///
+/// # Errors
+/// This process is not root.
+pub(crate) fn private_disk() -> Result<TempDir> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err("only root may make network namespaces, disks and faults: run it with sudo".into());
+    }
+    // Disks and networks vanish with the last process, however it ends.
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    let none: Option<&str> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+    let folder = tempfile::tempdir()?;
+    mount(Some("chaos"), folder.path(), Some("tmpfs"), MsFlags::empty(), Some(DISK))?;
+    Ok(folder)
+}
+
+/// The disk must be free before its folder is removed.
+pub(crate) fn free_disk(folder: &TempDir) -> Result {
+    Ok(nix::mount::umount2(folder.path(), nix::mount::MntFlags::MNT_DETACH)?)
 }
 
 /// The kinds of faults that the options allow, on this service.
@@ -102,12 +116,12 @@ fn print_plan(options: &RunOptions, kinds: Vec<FaultKind>) {
 
 /// The programs of a run, in its own folder: a build during the run does not change what runs.
 pub(crate) struct Programs {
-    lockkeeper: PathBuf,
+    pub(crate) lockkeeper: PathBuf,
     pub(crate) chaos: PathBuf,
 }
 
 impl Programs {
-    fn copied(folder: &Path) -> Result<Self> {
+    pub(crate) fn copied(folder: &Path) -> Result<Self> {
         let own = std::env::current_exe()?;
         let copied = |program: PathBuf, name: &str| -> Result<PathBuf> {
             let copy = folder.join(name);
@@ -241,7 +255,7 @@ impl Run<'_> {
     }
 }
 
-fn fault_history(file: &Path) -> Result<HistoryWriter> {
+pub(crate) fn fault_history(file: &Path) -> Result<HistoryWriter> {
     let clock = host_clock()?;
     let now = BootInstant::now().as_nanos();
     Ok(HistoryWriter::append(file, format!("faults-{now}"), clock, "faults".into(), now)?)

@@ -42,6 +42,20 @@ fn workers_without_a_fence_are_found() {
     assert_eq!(summary["violation_kinds"], serde_json::json!(["lost-update"]), "{summary:#}");
 }
 
+/// Holders are stopped, killed and cut off: an entered fence loses nothing, and no two claims overlap.
+#[test]
+fn comparison_finds_no_overlap_and_no_loss_at_an_entered_fence_on_our_service() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper-chaos"));
+    let output = command.args(["compare", "--row", "own-1", "--seconds", "6"]).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{err}");
+    let row = out.lines().find(|line| line.ends_with("| `own-1` |")).unwrap();
+    let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
+    let [_, _, grants, faults, overlaps, _, _, lost, ..] = cells[..] else { panic!("{row}") };
+    assert!(grants.parse::<u64>().unwrap() > 0 && faults != "0", "{row}");
+    assert_eq!((overlaps, lost), ("0", "0"), "{row}");
+}
+
 #[test]
 fn plan_is_printed_and_is_the_same_for_a_seed() {
     let plan = |seed: &str| {

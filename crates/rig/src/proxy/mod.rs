@@ -39,6 +39,8 @@ struct FaultState {
     /// For each client, by its label: addresses of nodes that are replaced in the traffic to it, each with
     /// its replacement of the same length.
     instead: BTreeMap<String, Vec<(String, String)>>,
+    /// Servers whose new connections go to other servers.
+    moved: BTreeMap<SocketAddr, SocketAddr>,
     /// All connections so far, in the order of their opening.
     connections: Vec<ProxiedConnection>,
 }
@@ -145,6 +147,16 @@ impl Faults {
     pub fn end_silence(&self, label: &str) {
         self.close_connections(label);
         self.state().silent.remove(label);
+    }
+
+    /// From now on, new connections through all proxies of `service` go to `to`, as an address that moves at
+    /// a fail-over.
+    pub fn redirect(&self, service: SocketAddr, to: SocketAddr) {
+        self.state().moved.insert(service, to);
+    }
+
+    fn target(&self, service: SocketAddr) -> SocketAddr {
+        self.state().moved.get(&service).copied().unwrap_or(service)
     }
 
     fn is_silent(&self, label: &str) -> bool {
@@ -283,7 +295,7 @@ impl Faults {
                     // A new connection is accepted and kept open, but not forwarded: nothing of this client
                     // may reach the service.
                     faults.opened(&label, vec![client]);
-                } else if let Ok(server) = TcpStream::connect(service) {
+                } else if let Ok(server) = TcpStream::connect(faults.target(service)) {
                     // Fails if the client has closed its connection already.
                     let _ = faults.connect(&label, client, server);
                 }

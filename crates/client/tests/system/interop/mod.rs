@@ -4,7 +4,7 @@
 //! The peer is always the real library in a real process ([`peer`]), so that the tests do not depend on our
 //! reading of its source. The requirements are written once ([`scenarios`]) and tested for each pair of a
 //! peer and a URL. A new client needs one script in `peers/`, one module here, and a line in
-//! xtask/src/foreign.rs.
+//! xtask/src/foreign.rs. The scripts also run in `cargo xtask chaos compare`.
 //!
 //! `cargo xtask test` installs the clients; without them every test here fails with a message about that.
 

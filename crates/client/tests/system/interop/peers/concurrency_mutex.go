@@ -5,6 +5,7 @@
 //	acquire NAME TTL_MS   -> held VALUE if the lock is free; otherwise waiting, and later held VALUE
 //	extend NAME TTL_MS    -> held | lost
 //	release NAME          -> released | lost
+//	token NAME            -> the create revision of the client's key for the lock
 //
 // Each lock has a session of its own, which renews its lease by itself; VALUE names the lease. The program prints `ready`
 // once the server has answered. It ends at the end of its input without releasing anything, and with a panic at any
@@ -22,6 +23,7 @@ import (
 
 	"go.etcd.io/etcd/clientv3"
 	"go.etcd.io/etcd/clientv3/concurrency"
+	"go.etcd.io/etcd/etcdserver/etcdserverpb"
 )
 
 const looksEvery = 20 * time.Millisecond
@@ -62,6 +64,10 @@ func main() {
 			// Fails if the lease has expired.
 			_ = lock.session.Close()
 			say(there, "released")
+		case "token":
+			// Not the revision of Header(): that of a client that has waited can be one that another has, too.
+			isOwner := held[name].mutex.IsOwner()
+			fmt.Println((*etcdserverpb.Compare)(&isOwner).GetCreateRevision())
 		default:
 			panic("unknown command: " + commands.Text())
 		}
