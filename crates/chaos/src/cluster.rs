@@ -2,13 +2,14 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
 use lockkeeper::{Locks, NodeRole, ServiceStatus};
-use lockkeeper_rig::{Network, Shim};
+use lockkeeper_rig::{Network, PowerDisk, Shim};
 use nix::mount::{MsFlags, mount};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -23,9 +24,21 @@ const PORT: u16 = 5625;
 /// Room for a log and two snapshots.
 const DISK: &str = "size=256m";
 
+/// What nodes keep their data on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DiskKind {
+    /// Memory; nothing that a node has written is ever lost.
+    Memory,
+    /// A filesystem whose power can be cut.
+    Power,
+}
+
 /// One node.
 pub(crate) struct ChaosNode {
     host: usize,
+    id: u64,
+    power: Option<PowerDisk>,
+    disk: PathBuf,
     network: Rc<Network>,
     program: PathBuf,
     folder: PathBuf,
@@ -45,19 +58,33 @@ pub(crate) struct View {
 }
 
 impl ChaosNode {
-    fn new(network: &Rc<Network>, host: usize, peers: &str, program: &Path, folder: PathBuf) -> Result<Self> {
-        fs::create_dir_all(folder.join("disk"))?;
-        mount(Some("chaos"), &folder.join("disk"), Some("tmpfs"), MsFlags::empty(), Some(DISK))
-            .map_err(|error| format!("can't mount a disk for a node: {error}"))?;
+    fn new(cluster: &ClusterStart<'_>, (id, host): (u64, usize), peers: &str) -> Result<Self> {
+        let ClusterStart { network, program, .. } = cluster;
+        let folder = cluster.folder.join(format!("node{id}"));
+        let disk = folder.join("disk");
+        fs::create_dir_all(&disk)?;
+        let power = match cluster.disk {
+            DiskKind::Power => Some(PowerDisk::within(&folder)),
+            DiskKind::Memory => {
+                mount(Some("chaos"), &disk, Some("tmpfs"), MsFlags::empty(), Some(DISK))
+                    .map_err(|error| format!("can't mount a disk for a node: {error}"))?;
+                None
+            }
+        };
+        let disk = power.as_ref().map_or(disk, PowerDisk::path);
         let listen = format!("{}:{PORT}", network.address(host));
-        let id = (host + 1).to_string();
-        let words = ["serve", "--insecure", "--http-listen", "off", "--segment-bytes", "262144"];
-        let mut arguments: Vec<String> = words.map(str::to_owned).to_vec();
-        arguments.extend(["--listen".into(), listen, "--node".into(), id, "--cluster".into(), peers.into()]);
+        let mut arguments: Vec<String> =
+            ["serve", "--insecure", "--http-listen", "off"].map(str::to_owned).to_vec();
+        arguments.extend(["--segment-bytes".into(), cluster.segment_bytes.to_string()]);
+        arguments.extend(["--listen".into(), listen, "--node".into(), id.to_string()]);
+        arguments.extend(["--cluster".into(), peers.into()]);
         Ok(Self {
             host,
+            id,
+            power,
+            disk,
             network: Rc::clone(network),
-            program: program.to_owned(),
+            program: (*program).to_owned(),
             shim: Shim::new(&folder),
             folder,
             arguments,
@@ -70,10 +97,15 @@ impl ChaosNode {
     pub(crate) fn start(&mut self) -> Result {
         let log = File::options().create(true).append(true).open(self.folder.join("log"))?;
         let mut command = self.network.command(self.host, &self.program);
-        command.args(&self.arguments).arg("--data").arg(self.folder.join("disk/data"));
+        command.args(&self.arguments).arg("--data").arg(self.data());
         command.envs(self.shim.environment()).env_remove("LOCKKEEPER_URL");
         self.child = Some(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn()?);
         Ok(())
+    }
+
+    /// Its data directory.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.disk.join("data")
     }
 
     pub(crate) fn signal(&self, signal: Signal) -> Result {
@@ -106,7 +138,7 @@ impl ChaosNode {
 
     /// Fills the disk.
     pub(crate) fn fill(&self) -> Result {
-        let mut file = File::create(self.folder.join("disk/filler"))?;
+        let mut file = File::create(self.disk.join("filler"))?;
         for size in [1 << 16, 512] {
             while file.write_all(&vec![7; size]).is_ok() {}
         }
@@ -115,7 +147,7 @@ impl ChaosNode {
 
     /// Undoes [`ChaosNode::fill`].
     pub(crate) fn free(&self) -> Result {
-        Ok(fs::remove_file(self.folder.join("disk/filler"))?)
+        Ok(fs::remove_file(self.disk.join("filler"))?)
     }
 
     /// `None` if it does not answer now.
@@ -129,13 +161,24 @@ impl ChaosNode {
             self.status.as_ref()?.status().await.ok()
         };
         let status = timeout(LIMIT, asked).await.ok().flatten();
-        let own = status.filter(|status| status.node == self.host as u64 + 1);
+        let own = status.filter(|status| status.node == self.id);
         if own.is_none() {
             // A client that was refused goes to the other nodes, which it has learned of.
             self.status = None;
         }
         own
     }
+}
+
+/// How a cluster is started.
+pub(crate) struct ClusterStart<'a> {
+    pub(crate) network: &'a Rc<Network>,
+    /// A node on each.
+    pub(crate) hosts: Range<usize>,
+    pub(crate) program: &'a Path,
+    pub(crate) folder: PathBuf,
+    pub(crate) disk: DiskKind,
+    pub(crate) segment_bytes: u64,
 }
 
 /// All nodes.
@@ -146,22 +189,29 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Bootstraps a cluster on the first hosts of the network; returns when it serves.
-    pub(crate) async fn start(
-        network: &Rc<Network>,
-        count: usize,
-        program: &Path,
-        folder: &Path,
-    ) -> Result<Self> {
-        let peer = |node: usize| format!("{}={}:{}", node + 1, network.address(node), PORT + 1);
-        let peers = (0..count).map(peer).collect::<Vec<_>>().join(",");
-        let node =
-            |node| ChaosNode::new(network, node, &peers, program, folder.join(format!("node{}", node + 1)));
-        let mut cluster = Self { nodes: (0..count).map(node).collect::<Result<_>>()?, client: None };
+    /// Bootstraps a cluster; returns when it serves.
+    pub(crate) async fn start(start: &ClusterStart<'_>) -> Result<Self> {
+        let nodes = || (1..).zip(start.hosts.clone());
+        let peer = |(id, host): (u64, usize)| format!("{id}={}:{}", start.network.address(host), PORT + 1);
+        let peers = nodes().map(peer).collect::<Vec<_>>().join(",");
+        let node = |it| ChaosNode::new(start, it, &peers);
+        let mut cluster = Self { nodes: nodes().map(node).collect::<Result<_>>()?, client: None };
         cluster.nodes.iter_mut().try_for_each(ChaosNode::start)?;
         cluster.settled().await?;
         cluster.client = Some(Locks::connect_as(&cluster.url(), "chaos").await?);
         Ok(cluster)
+    }
+
+    /// Cuts the power of all nodes at once, and starts them again with what their disks have kept.
+    pub(crate) fn cut_power(&mut self) -> Result {
+        let disks = || self.nodes.iter().filter_map(|node| node.power.as_ref());
+        disks().for_each(PowerDisk::cut);
+        for node in &mut self.nodes {
+            node.kill()?;
+            node.power.iter().for_each(PowerDisk::restore);
+            node.start()?;
+        }
+        Ok(())
     }
 
     /// For clients.

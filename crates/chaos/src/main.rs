@@ -4,8 +4,8 @@
 //! faults, and for the summary. Judges no history: that is `lockkeeper-verify`.
 //!
 //! Reading order: `options.rs`, `plan.rs` (the faults of a seed), `run.rs` (rounds), `cluster.rs` and
-//! `workers.rs` (processes), `inject.rs` (faults), `worker/mod.rs` (what a worker does), `check.rs`,
-//! `summary.rs`, `record.rs` (the page of all recorded runs).
+//! `workers.rs` (processes), `inject.rs` (faults), `worker/mod.rs` (what a worker does), `mutant.rs` (planted
+//! mistakes), `check.rs`, `summary.rs`, `record.rs` (the page of all recorded runs).
 //!
 //! # Invariants
 //!
@@ -18,6 +18,7 @@
 mod check;
 mod cluster;
 mod inject;
+mod mutant;
 mod options;
 mod others;
 mod plan;

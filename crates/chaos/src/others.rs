@@ -11,7 +11,8 @@ use tokio::time::sleep;
 
 use crate::Result;
 use crate::plan::{Fault, FaultKind, Victim};
-use crate::workers::Workers;
+use crate::worker::SERVICE;
+use crate::workers::{WorkerPlace, Workers};
 
 /// The values of `--on`.
 pub(crate) const NAMES: [&str; 11] = [
@@ -166,16 +167,17 @@ impl Other {
         Ok(Self { servers, url, faults: Faults::default() })
     }
 
-    /// The URL of each worker, all on the service's own host.
-    pub(crate) fn urls(&self, workers: usize) -> Vec<(String, Option<usize>)> {
-        let url = |worker: usize| {
+    /// The place of each worker, all on the service's own host.
+    pub(crate) fn places(&self, workers: usize) -> Vec<WorkerPlace> {
+        let place = |worker: usize| {
             let proxy = |port: u16| {
                 let address = SocketAddr::from(([127, 0, 0, 1], port));
                 self.faults.proxy(&label(worker), address).to_string()
             };
-            ((self.url)(&self.servers.iter().map(|server| proxy(server.port())).collect::<Vec<_>>()), None)
+            let addresses: Vec<_> = self.servers.iter().map(|server| proxy(server.port())).collect();
+            WorkerPlace { url: (self.url)(&addresses), host: None, service: SERVICE }
         };
-        (0..workers).map(url).collect()
+        (0..workers).map(place).collect()
     }
 
     /// Injects a fault, and heals it. Returns whether it has bitten.

@@ -1,4 +1,4 @@
-//! Faults of the machine for one process: a disk that fails or is slow, a wall clock that jumps.
+//! Faults of the machine for one process: a disk that fails or is slow, clocks that are wrong.
 //!
 //! Responsible for `shim.c`: compiling it, and changing its numbers. [`Shim::environment`] loads it into a
 //! process.
@@ -7,6 +7,9 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use nix::sys::time::TimeValLike;
+use nix::time::ClockId;
 
 use crate::program::Program;
 
@@ -31,12 +34,16 @@ pub enum Number {
     AheadSec = 5,
     /// Not 0: syncs succeed without being done.
     Lie = 6,
+    /// See [`Shim::set_rate`].
+    BootPpm = 7,
+    /// When [`Number::BootPpm`] began, in nanoseconds of the true `CLOCK_BOOTTIME`.
+    BootFrom = 8,
 }
 
-const NUMBERS: u64 = 7;
+const NUMBERS: u64 = 9;
 
-/// The shim, a library that replaces the functions of libc for syncs and wall-clock time in the process that
-/// loads it.
+/// The shim, a library that replaces the functions of libc for syncs and clocks in the process that loads
+/// it.
 pub struct Shim {
     library: PathBuf,
     path: PathBuf,
@@ -86,6 +93,18 @@ impl Shim {
         self.control
             .write_all_at(&value.to_ne_bytes(), number as u64 * 8)
             .expect("our own file takes numbers");
+    }
+
+    /// From now on `CLOCK_BOOTTIME` runs faster than the true time by this many millionths of it, or slower
+    /// for a negative number.
+    ///
+    /// # Panics
+    /// The kernel has no such clock.
+    pub fn set_rate(&self, ppm: i64) {
+        let now = ClockId::CLOCK_BOOTTIME.now().expect("each kernel has this clock");
+        self.set(Number::BootPpm, 0);
+        self.set(Number::BootFrom, now.num_nanoseconds());
+        self.set(Number::BootPpm, ppm);
     }
 }
 
