@@ -91,8 +91,8 @@ impl Mutant {
     /// Makes the cluster's mistake, while all workers work.
     pub(crate) async fn strike(self, cluster: &mut Cluster, workers: &Workers) -> Result {
         match self {
-            Self::SlowWorkerClock => workers.shim.set_rate(SLOW),
-            Self::FastNodeClock => cluster.nodes.iter().for_each(|node| node.shim.set_rate(FAST)),
+            Self::SlowWorkerClock => workers.shim.set_boot_rate(SLOW),
+            Self::FastNodeClock => cluster.nodes.iter().for_each(|node| node.shim.set_boot_rate(FAST)),
             Self::WipedNodes => {
                 sleep(WORK).await;
                 cluster.nodes.iter().for_each(|node| node.shim.set(Number::AheadSec, LATE_SEC));

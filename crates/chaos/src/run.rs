@@ -75,7 +75,8 @@ fn kinds(options: &RunOptions) -> Result<Vec<FaultKind>> {
         other => others::kinds(other),
     };
     if options.faults.is_empty() {
-        return Ok(options.mutant.map_or(possible, Mutant::faults));
+        let usual = || possible.into_iter().filter(|kind| *kind != FaultKind::Power).collect();
+        return Ok(options.mutant.map_or_else(usual, Mutant::faults));
     }
     let named = |name: &String| {
         possible.iter().find(|kind| kind.name() == *name).copied().ok_or_else(|| {
@@ -90,7 +91,7 @@ fn needs_followers(kind: FaultKind) -> bool {
     use Victim::Follower;
     match kind {
         FaultKind::Kill(victim) | FaultKind::Stop(victim) | FaultKind::Cut(victim) => victim == Follower,
-        FaultKind::OneWay | FaultKind::Halves | FaultKind::Transfer => true,
+        FaultKind::OneWay | FaultKind::Halves | FaultKind::Transfer | FaultKind::Member => true,
         _ => false,
     }
 }
@@ -150,7 +151,7 @@ impl Run<'_> {
     async fn rounds(&self, kinds: Vec<FaultKind>) -> Result<Summary> {
         let options = &self.options;
         let mut service = match options.on.as_str() {
-            "own" => self.own().await?,
+            "own" => self.own(&kinds).await?,
             other => TestedService::Other(others::Other::start(other, self.folder).await?),
         };
         let mut plan = Plan::new(options.seed, kinds);
@@ -178,7 +179,7 @@ impl Run<'_> {
     }
 
     /// Starts our own service.
-    async fn own(&self) -> Result<TestedService> {
+    async fn own(&self, kinds: &[FaultKind]) -> Result<TestedService> {
         let (nodes, mutant) = (self.options.nodes(), self.options.mutant);
         let lies = mutant == Some(Mutant::LyingDisk);
         let mut start = ClusterStart {
@@ -186,7 +187,7 @@ impl Run<'_> {
             hosts: 0..nodes,
             program: &self.programs.lockkeeper,
             folder: self.folder.to_owned(),
-            disk: if lies { DiskKind::Power } else { DiskKind::Memory },
+            disk: if lies || kinds.contains(&FaultKind::Power) { DiskKind::Power } else { DiskKind::Memory },
             // New files that a disk has lost would be noticed.
             segment_bytes: if lies { LARGE_SEGMENT } else { SMALL_SEGMENT },
         };

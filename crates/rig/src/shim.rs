@@ -34,13 +34,17 @@ pub enum Number {
     AheadSec = 5,
     /// Not 0: syncs succeed without being done.
     Lie = 6,
-    /// See [`Shim::set_rate`].
+    /// What `CLOCK_BOOTTIME` runs faster than the true time, in millionths of it ([`Shim::set_boot_rate`]).
     BootPpm = 7,
-    /// When [`Number::BootPpm`] began, in nanoseconds of the true `CLOCK_BOOTTIME`.
+    /// When that began, in nanoseconds of the true clock.
     BootFrom = 8,
+    /// The same of the wall clock ([`Shim::set_wall_rate`]).
+    WallPpm = 9,
+    /// When that began, in nanoseconds of the true clock.
+    WallFrom = 10,
 }
 
-const NUMBERS: u64 = 9;
+const NUMBERS: u64 = 11;
 
 /// The shim, a library that replaces the functions of libc for syncs and clocks in the process that loads
 /// it.
@@ -96,15 +100,21 @@ impl Shim {
     }
 
     /// From now on `CLOCK_BOOTTIME` runs faster than the true time by this many millionths of it, or slower
-    /// for a negative number.
-    ///
-    /// # Panics
-    /// The kernel has no such clock.
-    pub fn set_rate(&self, ppm: i64) {
-        let now = ClockId::CLOCK_BOOTTIME.now().expect("each kernel has this clock");
-        self.set(Number::BootPpm, 0);
-        self.set(Number::BootFrom, now.num_nanoseconds());
-        self.set(Number::BootPpm, ppm);
+    /// for a negative number; 0: it is right again.
+    pub fn set_boot_rate(&self, ppm: i64) {
+        self.set_rate(ClockId::CLOCK_BOOTTIME, (Number::BootPpm, Number::BootFrom), ppm);
+    }
+
+    /// The same for the wall clock.
+    pub fn set_wall_rate(&self, ppm: i64) {
+        self.set_rate(ClockId::CLOCK_REALTIME, (Number::WallPpm, Number::WallFrom), ppm);
+    }
+
+    fn set_rate(&self, clock: ClockId, (rate, from): (Number, Number), ppm: i64) {
+        let now = clock.now().expect("each kernel has this clock");
+        self.set(rate, 0);
+        self.set(from, now.num_nanoseconds());
+        self.set(rate, ppm);
     }
 }
 
