@@ -314,7 +314,7 @@ impl Cluster {
         self.nodes.iter().map(|node| node.id).collect()
     }
 
-    /// Removes a node by the operator's commands; later a new one joins in its place, with an empty disk. Returns
+    /// Removes a node by the operator's commands; later a new one joins in its place, without data. Returns
     /// whether the cluster has the new one as a voter, and not the old one.
     pub(crate) async fn replace(&mut self, index: usize, after: Duration) -> Result<bool> {
         let (old, new) = (self.nodes[index].id, self.next_id);

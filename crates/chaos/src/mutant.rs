@@ -27,7 +27,7 @@ const SLOW: i64 = -666_667;
 
 /// A planted mistake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum Mutant {
+pub(crate) enum ChaosMutant {
     /// Workers write without a fence.
     NoFence,
     /// Sections read before they enter.
@@ -52,7 +52,7 @@ pub(crate) enum Mutant {
     TwoServices,
 }
 
-impl Mutant {
+impl ChaosMutant {
     /// The kind of violation that must be found, as in reports.
     pub(crate) const fn expected(self) -> &'static str {
         match self {
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn page_has_each_mistake_and_what_must_be_found() {
         let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/proof.md")).unwrap();
-        for mutant in Mutant::value_variants() {
+        for mutant in ChaosMutant::value_variants() {
             let (begin, end) = (format!("| `{}` |", mutant.name()), format!("| `{}` |", mutant.expected()));
             let is_row = |line: &str| line.starts_with(&begin) && line.ends_with(&end);
             assert!(page.lines().any(is_row), "{begin} … {end}");

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::mutant::Mutant;
+use crate::mutant::ChaosMutant;
 
 /// `cargo xtask chaos`.
 #[derive(Parser)]
@@ -70,7 +70,7 @@ pub(crate) struct RunOptions {
     pub(crate) keep: PathBuf,
     /// Plant a mistake: the run ends well if it finds the violation that must follow, and ends at once then
     #[arg(long, hide = true, value_enum, conflicts_with_all = ["record", "on"])]
-    pub(crate) mutant: Option<Mutant>,
+    pub(crate) mutant: Option<ChaosMutant>,
 }
 
 impl RunOptions {
@@ -97,5 +97,5 @@ pub(crate) struct WorkerOptions {
     #[arg(long)]
     pub(crate) service: String,
     #[arg(long, value_enum)]
-    pub(crate) mutant: Option<Mutant>,
+    pub(crate) mutant: Option<ChaosMutant>,
 }

@@ -16,7 +16,7 @@ use crate::Result;
 use crate::check::check;
 use crate::cluster::{Cluster, ClusterStart, DiskKind};
 use crate::inject::World;
-use crate::mutant::Mutant;
+use crate::mutant::ChaosMutant;
 use crate::options::RunOptions;
 use crate::plan::{Fault, FaultKind, KINDS, Plan, Victim};
 use crate::summary::Summary;
@@ -49,7 +49,7 @@ pub(crate) fn run(options: RunOptions) -> Result<bool> {
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
     let folder = tempfile::tempdir()?;
     mount(Some("chaos"), folder.path(), Some("tmpfs"), MsFlags::empty(), Some(DISK))?;
-    let second = options.mutant.is_some_and(Mutant::has_second_service);
+    let second = options.mutant.is_some_and(ChaosMutant::has_second_service);
     let hosts = options.nodes() + options.workers + usize::from(second);
     let network = Rc::new(Network::around_this_thread(u8::try_from(hosts)?));
     // The processes are children of this thread, and end with it.
@@ -76,7 +76,7 @@ fn kinds(options: &RunOptions) -> Result<Vec<FaultKind>> {
     };
     if options.faults.is_empty() {
         let usual = || possible.into_iter().filter(|kind| *kind != FaultKind::Power).collect();
-        return Ok(options.mutant.map_or_else(usual, Mutant::faults));
+        return Ok(options.mutant.map_or_else(usual, ChaosMutant::faults));
     }
     let named = |name: &String| {
         possible.iter().find(|kind| kind.name() == *name).copied().ok_or_else(|| {
@@ -181,7 +181,7 @@ impl Run<'_> {
     /// Starts our own service.
     async fn own(&self, kinds: &[FaultKind]) -> Result<TestedService> {
         let (nodes, mutant) = (self.options.nodes(), self.options.mutant);
-        let lies = mutant == Some(Mutant::LyingDisk);
+        let lies = mutant == Some(ChaosMutant::LyingDisk);
         let mut start = ClusterStart {
             network: &self.network,
             hosts: 0..nodes,
@@ -192,7 +192,7 @@ impl Run<'_> {
             segment_bytes: if lies { LARGE_SEGMENT } else { SMALL_SEGMENT },
         };
         let cluster = Cluster::start(&start).await?;
-        if !mutant.is_some_and(Mutant::has_second_service) {
+        if !mutant.is_some_and(ChaosMutant::has_second_service) {
             return Ok(TestedService::Own(cluster, None));
         }
         let last = nodes + self.options.workers;
@@ -206,7 +206,7 @@ impl Run<'_> {
         let options = &self.options;
         let place = |worker| match service {
             TestedService::Own(_, Some(second)) if worker % 2 == 1 => {
-                let is_told = options.mutant == Some(Mutant::TwoServices);
+                let is_told = options.mutant == Some(ChaosMutant::TwoServices);
                 let service = if is_told { "chaos-2" } else { SERVICE };
                 WorkerPlace { url: second.url(), host: Some(options.nodes() + worker), service }
             }

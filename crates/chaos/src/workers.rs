@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use tokio::time::{Instant, sleep};
 
 use crate::Result;
-use crate::mutant::Mutant;
+use crate::mutant::ChaosMutant;
 use crate::options::RunOptions;
 use crate::run::Programs;
 
@@ -92,7 +92,7 @@ impl Workers {
         if let Some(mutant) = options.mutant {
             command.args(["--mutant", &mutant.name()]).envs(self.shim.environment());
         }
-        if !options.mutant.is_some_and(Mutant::has_claims) {
+        if !options.mutant.is_some_and(ChaosMutant::has_claims) {
             command.env("LOCKKEEPER_HISTORY", &worker.history);
         }
         command.env("LOCKKEEPER_HISTORY_SERVICE", worker.place.service);

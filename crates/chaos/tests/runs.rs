@@ -33,6 +33,13 @@ fn no_fault_of_a_short_run_breaks_a_promise() {
     }
 }
 
+#[test]
+fn power_cuts_of_nodes_break_no_promise() {
+    let (code, summary) = chaos("--seed 13 --seconds 8 --round 8 --tasks 16 --faults power");
+    let bitten = summary["faults"]["power"]["bitten"].as_u64();
+    assert!(code == Some(0) && bitten > Some(0), "{code:?}: {summary:#}");
+}
+
 /// A planted mistake and the kind of violation that must follow: it is found in the first round, or in one of
 /// the next ones.
 fn finds(mutant: &str, kind: &str) {

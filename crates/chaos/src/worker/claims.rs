@@ -1,4 +1,4 @@
-//! What a worker itself writes down of its holds, where a planted mistake makes the library's history useless.
+//! What a worker itself writes down of its holds, where a planted mistake spoils the library's history.
 //!
 //! Responsible for true times: a worker whose lease clock is wrong says by a right clock what it counted on.
 
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lockkeeper::{BootInstant, Guard, Token};
 use lockkeeper_history::{EndedEvent, GrantedEvent, HistoryEvent, HistoryWriter, HoldEnd, HoldMode};
 
-use crate::mutant::Mutant;
+use crate::mutant::ChaosMutant;
 
 /// How often a worker checks that it still holds.
 const POLL: Duration = Duration::from_millis(2);
@@ -20,9 +20,9 @@ pub(crate) enum WorkerClock {
 }
 
 impl WorkerClock {
-    pub(crate) fn new(mutant: Option<Mutant>) -> Self {
+    pub(crate) fn new(mutant: Option<ChaosMutant>) -> Self {
         match mutant {
-            Some(Mutant::SlowWorkerClock) => {
+            Some(ChaosMutant::SlowWorkerClock) => {
                 Self::Monotonic { began: BootInstant::now().as_nanos(), at: Instant::now() }
             }
             _ => Self::Boot,

@@ -15,7 +15,7 @@ use lockkeeper_history::{
 };
 
 use super::claims::WorkerClock;
-use crate::mutant::Mutant;
+use crate::mutant::ChaosMutant;
 
 /// The files of all workers.
 #[derive(Clone)]
@@ -28,7 +28,7 @@ struct Inner {
     folder: PathBuf,
     by: String,
     versions: AtomicU64,
-    mutant: Option<Mutant>,
+    mutant: Option<ChaosMutant>,
 }
 
 impl Ledger {
@@ -38,7 +38,7 @@ impl Ledger {
         service: String,
         folder: &Path,
         by: String,
-        mutant: Option<Mutant>,
+        mutant: Option<ChaosMutant>,
     ) -> Self {
         let folder = folder.to_owned();
         Self(Arc::new(Inner { history, clock, service, folder, by, versions: AtomicU64::new(0), mutant }))
@@ -75,8 +75,8 @@ impl Inner {
 
     fn section(&self, lock: &str, section: Section, takes: Duration) -> Result<(), FileError> {
         let (resource, fence) = self.resource(lock, section)?;
-        let is_unfenced = self.mutant == Some(Mutant::NoFence);
-        let is_late = self.mutant == Some(Mutant::LateEnter);
+        let is_unfenced = self.mutant == Some(ChaosMutant::NoFence);
+        let is_late = self.mutant == Some(ChaosMutant::LateEnter);
         if !is_unfenced && !is_late && !self.enter(lock, &resource, &fence, section)? {
             return Ok(());
         }
@@ -115,7 +115,7 @@ impl Inner {
 
     /// Planted: before each call, the marks of the fence are old ones.
     fn mark_goes_back(&self, fence: &FileFence) -> Result<(), FileError> {
-        let oldest = Token::new(1).filter(|_| self.mutant == Some(Mutant::OldMarks));
+        let oldest = Token::new(1).filter(|_| self.mutant == Some(ChaosMutant::OldMarks));
         oldest.map_or(Ok(()), |oldest| fence.reset(oldest))
     }
 

@@ -16,7 +16,7 @@ use lockkeeper_history::{HistoryWriter, host_clock};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::Result;
-use crate::mutant::Mutant;
+use crate::mutant::ChaosMutant;
 use crate::options::WorkerOptions;
 use claims::{Claims, WorkerClock};
 use ledger::Ledger;
@@ -65,7 +65,7 @@ async fn work(options: &WorkerOptions) -> Result {
         history: history.clone(),
         clock,
         service: service.clone(),
-        is_deaf: mutant == Mutant::DeafWorker,
+        is_deaf: mutant == ChaosMutant::DeafWorker,
     });
     let ledger = Ledger::new((history, clock), service, &options.ledgers, by, options.mutant);
     let errors = Errors::default();
