@@ -17,6 +17,13 @@ use crate::workers::Workers;
 
 const PORT: u16 = 5625;
 const HOUR: i64 = 3600;
+/// What a drifting wall clock gains or loses, in millionths of the true time.
+const DRIFT: i64 = 9_000_000;
+
+/// How far a wall clock was off that has shown this a moment ago.
+fn off(seen: SystemTime) -> Duration {
+    seen.duration_since(SystemTime::now()).unwrap_or_else(|behind| behind.duration())
+}
 
 /// The world that faults are injected into.
 pub(crate) struct World<'a> {
@@ -37,7 +44,9 @@ impl World<'_> {
             FaultKind::Kill(Victim::Follower)
             | FaultKind::Stop(Victim::Follower)
             | FaultKind::Cut(Victim::Follower) => self.follower(leader, fault.pick),
-            FaultKind::FailingDisk | FaultKind::FullDisk => fault.pick % self.count(),
+            FaultKind::FailingDisk | FaultKind::FullDisk | FaultKind::Power | FaultKind::Member => {
+                fault.pick % self.count()
+            }
             _ => leader,
         };
         let worker = fault.pick % self.workers.all.len();
@@ -104,11 +113,15 @@ impl World<'_> {
                 let seen = self.cluster.wall_clock().await;
                 sleep(lasts).await;
                 self.cluster.nodes[node].shim.set(Number::AheadSec, 0);
-                seen.is_some_and(|seen| {
-                    let now = SystemTime::now();
-                    let off = seen.duration_since(now).unwrap_or_else(|behind| behind.duration());
-                    off > Duration::from_secs(3000)
-                })
+                seen.is_some_and(|seen| off(seen) > Duration::from_secs(3000))
+            }
+            FaultKind::Drift => {
+                let rate = if fault.pick.is_multiple_of(2) { DRIFT } else { -DRIFT };
+                self.cluster.nodes[node].shim.set_wall_rate(rate);
+                sleep(lasts).await;
+                let seen = self.cluster.wall_clock().await;
+                self.cluster.nodes[node].shim.set_wall_rate(0);
+                seen.is_some_and(|seen| off(seen) > lasts * 4)
             }
             FaultKind::SlowDisk => {
                 let shim = &self.cluster.nodes[node].shim;
@@ -148,6 +161,16 @@ impl World<'_> {
                 }
                 has_stopped
             }
+            FaultKind::Power => {
+                self.cluster.nodes[node].cut_power()?;
+                let has_stopped = self.cluster.nodes[node].ends_within(Duration::from_secs(3)).await?;
+                self.cluster.nodes[node].kill()?;
+                sleep(lasts / 2).await;
+                self.cluster.nodes[node].restore_power()?;
+                self.cluster.nodes[node].start()?;
+                has_stopped
+            }
+            FaultKind::Member => self.cluster.replace(node, lasts / 4).await?,
             FaultKind::Transfer => {
                 let to = self.follower(leader, fault.pick);
                 self.cluster.transfer(to).await

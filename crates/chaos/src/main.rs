@@ -4,8 +4,9 @@
 //! faults, and for the summary. Judges no history: that is `lockkeeper-verify`.
 //!
 //! Reading order: `options.rs`, `plan.rs` (the faults of a seed), `run.rs` (rounds), `cluster.rs` and
-//! `workers.rs` (processes), `inject.rs` (faults), `worker/mod.rs` (what a worker does), `check.rs`,
-//! `summary.rs`, `record.rs` (the page of all recorded runs); `compare/mod.rs` (the table of all locks).
+//! `workers.rs` (processes), `inject.rs` (faults), `worker/mod.rs` (what a worker does), `mutant.rs` (planted
+//! mistakes), `check.rs`, `summary.rs`, `record.rs` (the page of all recorded runs); `compare/mod.rs` (the
+//! table of all locks).
 //!
 //! # Invariants
 //!
@@ -19,6 +20,7 @@ mod check;
 mod cluster;
 mod compare;
 mod inject;
+mod mutant;
 mod options;
 mod others;
 mod plan;

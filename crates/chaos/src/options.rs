@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::mutant::ChaosMutant;
+
 /// `cargo xtask chaos`.
 #[derive(Parser)]
 #[command(
@@ -106,9 +108,9 @@ pub(crate) struct RunOptions {
     /// Where histories with violations are kept
     #[arg(long, default_value = "target/chaos", value_name = "DIR")]
     pub(crate) keep: PathBuf,
-    /// Plant a mistake in the workers, which must be found: `no-fence`
-    #[arg(long, hide = true)]
-    pub(crate) mutant: Option<String>,
+    /// Plant a mistake: the run ends well if it finds the violation that must follow, and ends at once then
+    #[arg(long, hide = true, value_enum, conflicts_with_all = ["record", "on"])]
+    pub(crate) mutant: Option<ChaosMutant>,
 }
 
 impl RunOptions {
@@ -131,6 +133,9 @@ pub(crate) struct WorkerOptions {
     pub(crate) seed: u64,
     #[arg(long)]
     pub(crate) tasks: usize,
+    /// The name of the service in the history
     #[arg(long)]
-    pub(crate) mutant: Option<String>,
+    pub(crate) service: String,
+    #[arg(long, value_enum)]
+    pub(crate) mutant: Option<ChaosMutant>,
 }

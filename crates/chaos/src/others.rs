@@ -11,7 +11,8 @@ use tokio::time::sleep;
 
 use crate::Result;
 use crate::plan::{Fault, FaultKind, Victim};
-use crate::workers::Workers;
+use crate::worker::SERVICE;
+use crate::workers::{WorkerPlace, Workers};
 
 /// The values of `--on`.
 pub(crate) const NAMES: [&str; 11] = [
@@ -166,9 +167,14 @@ impl Other {
         Ok(Self { servers, url, faults: Faults::default() })
     }
 
-    /// The URL of each worker, all on the service's own host.
-    pub(crate) fn urls(&self, workers: usize) -> Vec<(String, Option<usize>)> {
-        (0..workers).map(|worker| ((self.url)(&self.proxies(worker)), None)).collect()
+    /// The place of each worker, all on the service's own host.
+    pub(crate) fn places(&self, workers: usize) -> Vec<WorkerPlace> {
+        let place = |worker: usize| WorkerPlace {
+            url: (self.url)(&self.proxies(worker)),
+            host: None,
+            service: SERVICE,
+        };
+        (0..workers).map(place).collect()
     }
 
     /// The addresses of a proxy to each server, for one client.

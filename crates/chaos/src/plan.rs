@@ -40,12 +40,19 @@ pub(crate) enum FaultKind {
     Loss,
     /// The wall clock of the leader is an hour off.
     Clock,
+    /// The wall clock of the leader runs ten times as fast, or backward.
+    Drift,
     /// Each sync of the leader's disk takes 200 ms longer.
     SlowDisk,
     /// The syncs of a node's disk fail.
     FailingDisk,
     /// A node's disk is full.
     FullDisk,
+    /// The disk of a node loses its power, and with it what was not synced. Only if it is asked for by name:
+    /// nodes need slower disks for it.
+    Power,
+    /// A node is removed, and a new one joins in its place.
+    Member,
     /// The leader hands over.
     Transfer,
     /// All nodes are restarted by SIGTERM, one after the other.
@@ -55,7 +62,7 @@ pub(crate) enum FaultKind {
 }
 
 /// All kinds.
-pub(crate) const KINDS: [FaultKind; 19] = [
+pub(crate) const KINDS: [FaultKind; 22] = [
     FaultKind::Kill(Victim::Leader),
     FaultKind::Kill(Victim::Follower),
     FaultKind::Kill(Victim::Worker),
@@ -69,9 +76,12 @@ pub(crate) const KINDS: [FaultKind; 19] = [
     FaultKind::Halves,
     FaultKind::Loss,
     FaultKind::Clock,
+    FaultKind::Drift,
     FaultKind::SlowDisk,
     FaultKind::FailingDisk,
     FaultKind::FullDisk,
+    FaultKind::Power,
+    FaultKind::Member,
     FaultKind::Transfer,
     FaultKind::Rolling,
     FaultKind::All,
@@ -88,9 +98,12 @@ impl FaultKind {
             Self::Halves => "halves".into(),
             Self::Loss => "loss".into(),
             Self::Clock => "clock".into(),
+            Self::Drift => "drift".into(),
             Self::SlowDisk => "slow-disk".into(),
             Self::FailingDisk => "failing-disk".into(),
             Self::FullDisk => "full-disk".into(),
+            Self::Power => "power".into(),
+            Self::Member => "member".into(),
             Self::Transfer => "transfer".into(),
             Self::Rolling => "rolling".into(),
             Self::All => "all".into(),

@@ -15,16 +15,21 @@ use tokio::time::{Instant, sleep};
 
 use crate::Result;
 use crate::check::check;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, ClusterStart, DiskKind};
 use crate::inject::World;
+use crate::mutant::ChaosMutant;
 use crate::options::RunOptions;
 use crate::plan::{Fault, FaultKind, KINDS, Plan, Victim};
 use crate::summary::Summary;
-use crate::workers::Workers;
+use crate::worker::SERVICE;
+use crate::workers::{WorkerPlace, Workers};
 use crate::{others, record};
 
 /// How long workers run before the first fault of a round, and after the last.
 const MARGIN: Duration = Duration::from_secs(1);
+/// The size of a file of the log. Small ones roll all the time.
+pub(crate) const SMALL_SEGMENT: u64 = 1 << 18;
+const LARGE_SEGMENT: u64 = 1 << 26;
 /// Room for the histories of a round.
 const DISK: &str = "size=6g";
 
@@ -37,7 +42,8 @@ pub(crate) fn run(options: RunOptions) -> Result<bool> {
     }
     let commit = options.record.then(record::commit).transpose()?;
     let folder = private_disk()?;
-    let hosts = options.nodes() + options.workers;
+    let second = options.mutant.is_some_and(ChaosMutant::has_second_service);
+    let hosts = options.nodes() + options.workers + usize::from(second);
     let network = Rc::new(Network::around_this_thread(u8::try_from(hosts)?));
     // The processes are children of this thread, and end with it.
     // A build during the run must not change what runs.
@@ -83,7 +89,8 @@ fn kinds(options: &RunOptions) -> Result<Vec<FaultKind>> {
         other => others::kinds(other),
     };
     if options.faults.is_empty() {
-        return Ok(possible);
+        let usual = || possible.into_iter().filter(|kind| *kind != FaultKind::Power).collect();
+        return Ok(options.mutant.map_or_else(usual, ChaosMutant::faults));
     }
     let named = |name: &String| {
         possible.iter().find(|kind| kind.name() == *name).copied().ok_or_else(|| {
@@ -98,7 +105,7 @@ fn needs_followers(kind: FaultKind) -> bool {
     use Victim::Follower;
     match kind {
         FaultKind::Kill(victim) | FaultKind::Stop(victim) | FaultKind::Cut(victim) => victim == Follower,
-        FaultKind::OneWay | FaultKind::Halves | FaultKind::Transfer => true,
+        FaultKind::OneWay | FaultKind::Halves | FaultKind::Transfer | FaultKind::Member => true,
         _ => false,
     }
 }
@@ -142,7 +149,8 @@ impl Programs {
 
 /// The lock service of a run.
 enum TestedService {
-    Own(Cluster),
+    /// And a second one, for some workers: a planted mistake.
+    Own(Cluster, Option<Cluster>),
     Other(others::Other),
 }
 
@@ -157,12 +165,7 @@ impl Run<'_> {
     async fn rounds(&self, kinds: Vec<FaultKind>) -> Result<Summary> {
         let options = &self.options;
         let mut service = match options.on.as_str() {
-            "own" => {
-                let program = &self.programs.lockkeeper;
-                TestedService::Own(
-                    Cluster::start(&self.network, options.nodes(), program, self.folder).await?,
-                )
-            }
+            "own" => self.own(&kinds).await?,
             other => TestedService::Other(others::Other::start(other, self.folder).await?),
         };
         let mut plan = Plan::new(options.seed, kinds);
@@ -177,12 +180,60 @@ impl Run<'_> {
             eprintln!("{}", summary.round(&checked));
             let longest = checked.gaps.values().flatten().max().map_or(0, |ns| ns / 1_000_000);
             let has_paused = options.keep_pauses.is_some_and(|limit| longest >= limit);
-            if !checked.violations.is_empty() || !summary.failures.is_empty() || has_paused {
+            let has_violations = !checked.violations.is_empty() && options.mutant.is_none();
+            if has_violations || !summary.failures.is_empty() || has_paused {
                 self.keep(&place, &mut summary)?;
             }
             fs::remove_dir_all(&place)?;
+            if summary.found_mutant() {
+                break;
+            }
         }
         Ok(summary)
+    }
+
+    /// Starts our own service.
+    async fn own(&self, kinds: &[FaultKind]) -> Result<TestedService> {
+        let (nodes, mutant) = (self.options.nodes(), self.options.mutant);
+        let lies = mutant == Some(ChaosMutant::LyingDisk);
+        let mut start = ClusterStart {
+            network: &self.network,
+            hosts: 0..nodes,
+            program: &self.programs.lockkeeper,
+            folder: self.folder.to_owned(),
+            disk: if lies || kinds.contains(&FaultKind::Power) { DiskKind::Power } else { DiskKind::Memory },
+            // New files that a disk has lost would be noticed.
+            segment_bytes: if lies { LARGE_SEGMENT } else { SMALL_SEGMENT },
+        };
+        let cluster = Cluster::start(&start).await?;
+        if !mutant.is_some_and(ChaosMutant::has_second_service) {
+            return Ok(TestedService::Own(cluster, None));
+        }
+        let last = nodes + self.options.workers;
+        start.hosts = last..last + 1;
+        start.folder = self.folder.join("second");
+        Ok(TestedService::Own(cluster, Some(Cluster::start(&start).await?)))
+    }
+
+    /// Where workers work.
+    fn places(&self, service: &TestedService) -> Vec<WorkerPlace> {
+        let options = &self.options;
+        let place = |worker| match service {
+            TestedService::Own(_, Some(second)) if worker % 2 == 1 => {
+                let is_told = options.mutant == Some(ChaosMutant::TwoServices);
+                let service = if is_told { "chaos-2" } else { SERVICE };
+                WorkerPlace { url: second.url(), host: Some(options.nodes() + worker), service }
+            }
+            TestedService::Own(cluster, _) => {
+                let (url, host) = (cluster.url(), Some(options.nodes() + worker));
+                WorkerPlace { url, host, service: SERVICE }
+            }
+            TestedService::Other(_) => unreachable!("it has its own places"),
+        };
+        match service {
+            TestedService::Own(..) => (0..options.workers).map(place).collect(),
+            TestedService::Other(other) => other.places(options.workers),
+        }
     }
 
     /// Workers and faults until this moment; returns their histories.
@@ -195,24 +246,22 @@ impl Run<'_> {
         summary: &mut Summary,
     ) -> Result<Vec<PathBuf>> {
         let options = &self.options;
-        let at = match &*service {
-            TestedService::Own(cluster) => {
-                let host = |worker| (cluster.url(), Some(options.nodes() + worker));
-                (0..options.workers).map(host).collect()
-            }
-            TestedService::Other(other) => other.urls(options.workers),
-        };
+        let at = self.places(service);
         let seed = options.seed.wrapping_mul(1_000_000) + summary.rounds * 10_000;
         let mut workers = Workers::start(&self.network, options, &self.programs, &at, place, seed)?;
         let history = place.join("faults.history");
         let faults = fault_history(&history)?;
         sleep(MARGIN).await;
+        if let (Some(mutant), TestedService::Own(cluster, _)) = (options.mutant, &mut *service) {
+            workers.all_work().await;
+            mutant.strike(cluster, &workers).await?;
+        }
         while Instant::now() < until {
             let Some(fault) = plan.next() else { break };
             let name = fault.kind.name();
             let tell = |target: &str, begins| tell(&faults, &fault, target, begins);
             let played = match service {
-                TestedService::Own(cluster) => {
+                TestedService::Own(cluster, _) => {
                     let mut world = World { network: &self.network, cluster, workers: &mut workers };
                     world.play(&fault, tell).await
                 }

@@ -92,8 +92,16 @@ impl Summary {
         )
     }
 
+    /// Whether all is as it should be: no violation or, of a planted mistake, the one that must follow.
     pub(crate) fn is_well(&self) -> bool {
-        self.counts.violations == 0 && self.failures.is_empty()
+        let is_right =
+            if self.options.mutant.is_some() { self.found_mutant() } else { self.counts.violations == 0 };
+        is_right && self.failures.is_empty()
+    }
+
+    /// Whether there is a planted mistake, and it was found.
+    pub(crate) fn found_mutant(&self) -> bool {
+        self.options.mutant.is_some_and(|mutant| self.shown.contains_key(mutant.expected()))
     }
 
     pub(crate) fn seconds(&self) -> u64 {
@@ -154,6 +162,11 @@ impl Summary {
         }
         for text in self.shown.values() {
             let _ = write!(out, "VIOLATION {text}");
+        }
+        if let Some(mutant) = self.options.mutant {
+            let (name, expected) = (mutant.name(), mutant.expected());
+            let found = if self.found_mutant() { "found" } else { "NOT found" };
+            let _ = writeln!(out, "planted mistake {name}: {expected} was {found}");
         }
         for failure in &self.failures {
             let _ = writeln!(out, "FAILURE {failure}");

@@ -7,56 +7,66 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::rc::Rc;
 use std::time::Duration;
 
-use lockkeeper_rig::Network;
+use lockkeeper_rig::{Network, Shim};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::time::{Instant, sleep};
 
 use crate::Result;
+use crate::mutant::ChaosMutant;
 use crate::options::RunOptions;
 use crate::run::Programs;
-use crate::worker::SERVICE;
 
 /// The hosts of workers come after those of nodes.
 pub(crate) struct Worker {
     pub(crate) name: String,
-    /// Its network host; none: that of the service.
-    pub(crate) host: Option<usize>,
-    url: String,
+    place: WorkerPlace,
     folder: PathBuf,
     history: PathBuf,
     seed: u64,
     child: Option<(Child, ChildStdin)>,
 }
 
+/// Where a worker works.
+#[derive(Clone)]
+pub(crate) struct WorkerPlace {
+    pub(crate) url: String,
+    /// Its network host; none: that of the service.
+    pub(crate) host: Option<usize>,
+    /// The name of the service in the history.
+    pub(crate) service: &'static str,
+}
+
 /// All workers of a round.
 pub(crate) struct Workers {
     pub(crate) all: Vec<Worker>,
+    /// For their clocks.
+    pub(crate) shim: Shim,
     network: Rc<Network>,
     options: Rc<RunOptions>,
     programs: Rc<Programs>,
 }
 
 impl Workers {
-    /// Starts workers, one for each URL and host, with their histories in `folder`.
+    /// Starts workers, one for each place, with their histories in `folder`.
     pub(crate) fn start(
         network: &Rc<Network>,
         options: &Rc<RunOptions>,
         programs: &Rc<Programs>,
-        at: &[(String, Option<usize>)],
+        at: &[WorkerPlace],
         folder: &Path,
         seed: u64,
     ) -> Result<Self> {
         std::fs::create_dir_all(folder.join("ledgers"))?;
-        let worker = |(number, (url, host)): (usize, &(String, Option<usize>))| {
+        let worker = |(number, place): (usize, &WorkerPlace)| {
             let name = format!("worker{}", number + 1);
             let history = folder.join(format!("{name}.history"));
-            let (url, folder, host) = (url.clone(), folder.to_owned(), *host);
-            Worker { name, host, url, folder, history, seed: seed + number as u64, child: None }
+            let (place, folder) = (place.clone(), folder.to_owned());
+            Worker { name, place, folder, history, seed: seed + number as u64, child: None }
         };
         let all = at.iter().enumerate().map(worker).collect();
         let (network, options, programs) = (Rc::clone(network), Rc::clone(options), Rc::clone(programs));
-        let mut workers = Self { all, network, options, programs };
+        let mut workers = Self { all, shim: Shim::new(folder), network, options, programs };
         (0..at.len()).try_for_each(|index| workers.begin(index))?;
         Ok(workers)
     }
@@ -65,7 +75,7 @@ impl Workers {
     fn begin(&mut self, index: usize) -> Result {
         let (worker, options) = (&mut self.all[index], &self.options);
         let program = &self.programs.chaos;
-        let mut command = match worker.host {
+        let mut command = match worker.place.host {
             Some(host) => self.network.command(host, program),
             None => {
                 let mut command = Command::new("setpriv");
@@ -75,15 +85,28 @@ impl Workers {
         };
         worker.seed += 1000;
         let log = File::options().create(true).append(true).open(worker.folder.join(&worker.name))?;
-        command.args(["worker", "--name", &worker.name, "--url", &worker.url, "--history"]);
+        command.args(["worker", "--name", &worker.name, "--url", &worker.place.url, "--history"]);
         command.arg(&worker.history).arg("--ledgers").arg(worker.folder.join("ledgers"));
         command.args(["--seed", &worker.seed.to_string(), "--tasks", &options.tasks.to_string()]);
-        command.args(options.mutant.iter().flat_map(|mutant| ["--mutant", mutant]));
-        command.env("LOCKKEEPER_HISTORY", &worker.history).env("LOCKKEEPER_HISTORY_SERVICE", SERVICE);
+        command.args(["--service", worker.place.service]);
+        if let Some(mutant) = options.mutant {
+            command.args(["--mutant", &mutant.name()]).envs(self.shim.environment());
+        }
+        if !options.mutant.is_some_and(ChaosMutant::has_claims) {
+            command.env("LOCKKEEPER_HISTORY", &worker.history);
+        }
+        command.env("LOCKKEEPER_HISTORY_SERVICE", worker.place.service);
         let mut child = command.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log).spawn()?;
         let stdin = child.stdin.take().ok_or("a worker without a pipe")?;
         worker.child = Some((child, stdin));
         Ok(())
+    }
+
+    /// Waits until each has written to its history.
+    pub(crate) async fn all_work(&self) {
+        while self.all.iter().any(|worker| worker.written() == 0) {
+            sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// SIGKILL; started again after this time. Returns whether it had worked.

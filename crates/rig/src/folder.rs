@@ -23,9 +23,14 @@ impl Folder {
     /// `name` helps people to identify the folders of running tests.
     pub(crate) fn new(name: &str) -> Self {
         remove_left();
+        Self::within(&env::temp_dir(), name)
+    }
+
+    /// In another place than that of temporary files. If the test is killed, the folder stays there.
+    pub(crate) fn within(parent: &Path, name: &str) -> Self {
         let prefix = format!("{PREFIX}{name}-{}-", process::id());
-        let folder = tempfile::Builder::new().prefix(&prefix).tempdir();
-        let folder = folder.expect("a folder can be made among the temporary files");
+        let folder = tempfile::Builder::new().prefix(&prefix).tempdir_in(parent);
+        let folder = folder.unwrap_or_else(|error| panic!("no folder in {}: {error}", parent.display()));
         // Unprivileged servers must be able to traverse the folder.
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("our folder is ours");
         Self(folder)

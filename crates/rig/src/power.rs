@@ -34,7 +34,16 @@ impl PowerDisk {
     /// This process is not root, or a program is missing.
     #[must_use]
     pub fn new() -> Self {
-        let disk = Self { folder: Folder::new("power"), mounts: AtomicU32::new(0) };
+        Self::within(&std::env::temp_dir())
+    }
+
+    /// Like [`PowerDisk::new`], with the image in this folder.
+    ///
+    /// # Panics
+    /// Those of [`PowerDisk::new`].
+    #[must_use]
+    pub fn within(folder: &Path) -> Self {
+        let disk = Self { folder: Folder::within(folder, "power"), mounts: AtomicU32::new(0) };
         std::fs::create_dir(disk.path()).expect("our folder is ours");
         let image = disk.image(0);
         run(TRUNCATE, &[Path::new("-s"), Path::new(SIZE), &image]);

@@ -1,7 +1,7 @@
-/* Faults for one process (LD_PRELOAD): a disk whose syncs fail, lie or are slow, and a wall clock that is wrong.
+/* Faults for one process (LD_PRELOAD): a disk whose syncs fail, lie or are slow, and clocks that are wrong.
  *
  * The file named by LK_RIG_SHIM is shared memory: the numbers of shim.rs, 64 bits each. The test changes them while the
- * process runs. Only the wall clock is changed; monotonic clocks are not. */
+ * process runs. CLOCK_MONOTONIC is never changed. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -22,6 +22,10 @@ struct control {
     int64_t failed;    /* counter of failed syncs */
     int64_t ahead_sec; /* lead of the wall clock over the true time */
     int64_t lie;       /* not 0: a sync says that it was done, and is not */
+    int64_t boot_ppm;  /* what CLOCK_BOOTTIME runs faster than the true time, in millionths */
+    int64_t boot_from; /* when that began, in ns of the true CLOCK_BOOTTIME */
+    int64_t wall_ppm;  /* the same for the wall clock */
+    int64_t wall_from; /* in ns of the true wall clock */
 };
 
 static volatile struct control *control;
@@ -78,14 +82,28 @@ static int64_t ahead(void)
     return control ? control->ahead_sec : 0;
 }
 
+/* What a clock shows that runs faster than the true time by `ppm` millionths since `from`. */
+static void run_faster(struct timespec *time, int64_t ppm, int64_t from)
+{
+    int64_t now = time->tv_sec * 1000000000L + time->tv_nsec;
+    now += (int64_t)((__int128)(now - from) * ppm / 1000000);
+    time->tv_sec = now / 1000000000L;
+    time->tv_nsec = now % 1000000000L;
+}
+
 int clock_gettime(clockid_t clock, struct timespec *time)
 {
     static int (*real)(clockid_t, struct timespec *);
     if (!real)
         real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
     int result = real ? real(clock, time) : (int)syscall(SYS_clock_gettime, clock, time);
-    if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
+    if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
+        if (control && control->wall_ppm)
+            run_faster(time, control->wall_ppm, control->wall_from);
         time->tv_sec += ahead();
+    }
+    if (result == 0 && clock == CLOCK_BOOTTIME && control && control->boot_ppm)
+        run_faster(time, control->boot_ppm, control->boot_from);
     return result;
 }
 

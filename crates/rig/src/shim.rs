@@ -1,4 +1,4 @@
-//! Faults of the machine for one process: a disk that fails or is slow, a wall clock that jumps.
+//! Faults of the machine for one process: a disk that fails or is slow, clocks that are wrong.
 //!
 //! Responsible for `shim.c`: compiling it, and changing its numbers. [`Shim::environment`] loads it into a
 //! process.
@@ -7,6 +7,9 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use nix::sys::time::TimeValLike;
+use nix::time::ClockId;
 
 use crate::program::Program;
 
@@ -31,12 +34,20 @@ pub enum Number {
     AheadSec = 5,
     /// Not 0: syncs succeed without being done.
     Lie = 6,
+    /// What `CLOCK_BOOTTIME` runs faster than the true time, in millionths of it ([`Shim::set_boot_rate`]).
+    BootPpm = 7,
+    /// When that began, in nanoseconds of the true clock.
+    BootFrom = 8,
+    /// The same of the wall clock ([`Shim::set_wall_rate`]).
+    WallPpm = 9,
+    /// When that began, in nanoseconds of the true clock.
+    WallFrom = 10,
 }
 
-const NUMBERS: u64 = 7;
+const NUMBERS: u64 = 11;
 
-/// The shim, a library that replaces the functions of libc for syncs and wall-clock time in the process that
-/// loads it.
+/// The shim, a library that replaces the functions of libc for syncs and clocks in the process that loads
+/// it.
 pub struct Shim {
     library: PathBuf,
     path: PathBuf,
@@ -86,6 +97,24 @@ impl Shim {
         self.control
             .write_all_at(&value.to_ne_bytes(), number as u64 * 8)
             .expect("our own file takes numbers");
+    }
+
+    /// From now on `CLOCK_BOOTTIME` runs faster than the true time by this many millionths of it, or slower
+    /// for a negative number; 0: it is right again.
+    pub fn set_boot_rate(&self, ppm: i64) {
+        self.set_rate(ClockId::CLOCK_BOOTTIME, (Number::BootPpm, Number::BootFrom), ppm);
+    }
+
+    /// The same for the wall clock.
+    pub fn set_wall_rate(&self, ppm: i64) {
+        self.set_rate(ClockId::CLOCK_REALTIME, (Number::WallPpm, Number::WallFrom), ppm);
+    }
+
+    fn set_rate(&self, clock: ClockId, (rate, from): (Number, Number), ppm: i64) {
+        let now = clock.now().expect("each kernel has this clock");
+        self.set(rate, 0);
+        self.set(from, now.num_nanoseconds());
+        self.set(rate, ppm);
     }
 }
 

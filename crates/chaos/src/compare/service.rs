@@ -13,8 +13,9 @@ use tokio::time::sleep;
 use super::contenders::ContenderRoute;
 use super::rows::{ComparedRow, LockClient};
 use crate::Result;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, ClusterStart, DiskKind};
 use crate::others::{Other, label};
+use crate::run::SMALL_SEGMENT;
 
 /// Nodes of our own service at most; the hosts of contenders come after them.
 pub(crate) const NODES: usize = 3;
@@ -46,7 +47,15 @@ impl ComparedService {
         match row.on {
             "own-1" | "own-3" => {
                 let count = if row.on == "own-1" { 1 } else { NODES };
-                let cluster = Cluster::start(network, count, program, folder).await?;
+                let cluster = Cluster::start(&ClusterStart {
+                    network,
+                    hosts: 0..count,
+                    program,
+                    folder: folder.to_owned(),
+                    disk: DiskKind::Memory,
+                    segment_bytes: SMALL_SEGMENT,
+                })
+                .await?;
                 Ok(Self::Own { cluster, network: Rc::clone(network), count })
             }
             "fail-over" => Ok(Self::FailOver(Box::new(ReplicatedRedis::start()))),

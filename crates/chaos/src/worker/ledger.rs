@@ -7,14 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::BootInstant;
+use lockkeeper::Token;
 use lockkeeper_fence::Section;
 use lockkeeper_fence::file::{FileError, FileFence};
 use lockkeeper_history::{
     EnteredEvent, FenceVerdict, HistoryEvent, HistoryWriter, ReadEvent, WriteOutcome, WroteEvent,
 };
 
-use super::SERVICE;
+use super::claims::WorkerClock;
+use crate::mutant::ChaosMutant;
 
 /// The files of all workers.
 #[derive(Clone)]
@@ -22,21 +23,25 @@ pub(crate) struct Ledger(Arc<Inner>);
 
 struct Inner {
     history: HistoryWriter,
+    clock: WorkerClock,
+    service: String,
     folder: PathBuf,
     by: String,
     versions: AtomicU64,
-    is_unfenced: bool,
-}
-
-fn now() -> u64 {
-    BootInstant::now().as_nanos()
+    mutant: Option<ChaosMutant>,
 }
 
 impl Ledger {
-    /// `by`: unique for this process. Without a fence, whoever has lost its hold writes all the same.
-    pub(crate) fn new(history: HistoryWriter, folder: &Path, by: String, is_unfenced: bool) -> Self {
+    /// `by`: unique for this process.
+    pub(crate) fn new(
+        (history, clock): (HistoryWriter, WorkerClock),
+        service: String,
+        folder: &Path,
+        by: String,
+        mutant: Option<ChaosMutant>,
+    ) -> Self {
         let folder = folder.to_owned();
-        Self(Arc::new(Inner { history, folder, by, versions: AtomicU64::new(0), is_unfenced }))
+        Self(Arc::new(Inner { history, clock, service, folder, by, versions: AtomicU64::new(0), mutant }))
     }
 
     /// A section: enters, reads the version, takes its time, and writes a new version.
@@ -51,6 +56,7 @@ impl Ledger {
         let (inner, lock) = (Arc::clone(&self.0), lock.to_owned());
         let _ = tokio::task::spawn_blocking(move || {
             let (resource, fence) = inner.resource(&lock, section)?;
+            inner.mark_goes_back(&fence)?;
             fence.enter(section)?;
             inner.read(&resource, &fence).map(drop)
         })
@@ -69,14 +75,20 @@ impl Inner {
 
     fn section(&self, lock: &str, section: Section, takes: Duration) -> Result<(), FileError> {
         let (resource, fence) = self.resource(lock, section)?;
-        if !self.is_unfenced && !self.enter(lock, &resource, &fence, section)? {
+        let is_unfenced = self.mutant == Some(ChaosMutant::NoFence);
+        let is_late = self.mutant == Some(ChaosMutant::LateEnter);
+        if !is_unfenced && !is_late && !self.enter(lock, &resource, &fence, section)? {
             return Ok(());
         }
         let saw = self.read(&resource, &fence)?;
         thread::sleep(takes);
+        if is_late && !self.enter(lock, &resource, &fence, section)? {
+            return Ok(());
+        }
+        self.mark_goes_back(&fence)?;
         let made = format!("{}-{}", self.by, self.versions.fetch_add(1, Ordering::Relaxed));
-        let asked = now();
-        let outcome = if self.is_unfenced {
+        let asked = self.clock.now();
+        let outcome = if is_unfenced {
             let new = self.folder.join(format!("{made}.new"));
             let wrote = fs::write(&new, &made).and_then(|()| fs::rename(&new, fence.path()));
             wrote.map_or(WriteOutcome::Unknown, |()| WriteOutcome::Done)
@@ -89,16 +101,22 @@ impl Inner {
         };
         let event = WroteEvent {
             resource,
-            service: SERVICE.into(),
+            service: self.service.clone(),
             lock: lock.into(),
-            token: (!self.is_unfenced).then_some(section.token().get()),
+            token: (!is_unfenced).then_some(section.token().get()),
             asked,
             saw,
             made,
             outcome,
         };
-        self.history.write(now(), HistoryEvent::Wrote(event));
+        self.history.write(self.clock.now(), HistoryEvent::Wrote(event));
         Ok(())
+    }
+
+    /// Planted: before each call, the marks of the fence are old ones.
+    fn mark_goes_back(&self, fence: &FileFence) -> Result<(), FileError> {
+        let oldest = Token::new(1).filter(|_| self.mutant == Some(ChaosMutant::OldMarks));
+        oldest.map_or(Ok(()), |oldest| fence.reset(oldest))
     }
 
     fn enter(
@@ -108,7 +126,8 @@ impl Inner {
         fence: &FileFence,
         section: Section,
     ) -> Result<bool, FileError> {
-        let asked = now();
+        self.mark_goes_back(fence)?;
+        let asked = self.clock.now();
         let entered = fence.enter(section);
         let verdict = match &entered {
             Ok(()) => FenceVerdict::Accepted,
@@ -116,20 +135,20 @@ impl Inner {
             Err(_) => FenceVerdict::Unknown,
         };
         let (resource, token) = (resource.to_owned(), section.token().get());
-        let (service, lock) = (SERVICE.into(), lock.into());
+        let (service, lock) = (self.service.clone(), lock.into());
         self.history.write(
-            now(),
+            self.clock.now(),
             HistoryEvent::Entered(EnteredEvent { resource, service, lock, token, asked, verdict }),
         );
         Ok(verdict == FenceVerdict::Accepted)
     }
 
     fn read(&self, resource: &str, fence: &FileFence) -> Result<String, FileError> {
-        let asked = now();
+        let asked = self.clock.now();
         let bytes = fence.read()?.unwrap_or_default();
         let version = String::from_utf8_lossy(&bytes).into_owned();
         let event = ReadEvent { resource: resource.into(), asked, version: version.clone() };
-        self.history.write(now(), HistoryEvent::Read(event));
+        self.history.write(self.clock.now(), HistoryEvent::Read(event));
         Ok(version)
     }
 }

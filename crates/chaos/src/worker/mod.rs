@@ -1,8 +1,9 @@
 //! A worker process: many tasks that work under locks until its standard input says `end`, or ends.
 //!
 //! The library writes the history of the holds (`LOCKKEEPER_HISTORY`); `ledger.rs` writes the history of the
-//! protected files.
+//! protected files, `claims.rs` that of holds where a planted mistake needs it.
 
+mod claims;
 mod ledger;
 mod tasks;
 
@@ -10,12 +11,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lockkeeper::{BootInstant, Locks};
+use lockkeeper::Locks;
 use lockkeeper_history::{HistoryWriter, host_clock};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::Result;
+use crate::mutant::ChaosMutant;
 use crate::options::WorkerOptions;
+use claims::{Claims, WorkerClock};
 use ledger::Ledger;
 use tasks::WorkerTask;
 
@@ -43,6 +46,7 @@ pub(crate) fn run(options: &WorkerOptions) -> Result {
 }
 
 async fn work(options: &WorkerOptions) -> Result {
+    let clock = WorkerClock::new(options.mutant);
     let end = tokio::spawn(async {
         let mut line = String::new();
         let _ = BufReader::new(tokio::io::stdin()).read_line(&mut line).await;
@@ -52,16 +56,24 @@ async fn work(options: &WorkerOptions) -> Result {
         _ = &mut end => return Ok(()),
         locks = connected(options) => locks?,
     };
-    let clock = host_clock()?;
-    let now = BootInstant::now().as_nanos();
+    let now = clock.now();
     let by = format!("{}-{now}", options.name);
-    let history = HistoryWriter::append(&options.history, by.clone(), clock, options.name.clone(), now)?;
-    let ledger = Ledger::new(history, &options.ledgers, by, options.mutant.is_some());
+    let history =
+        HistoryWriter::append(&options.history, by.clone(), host_clock()?, options.name.clone(), now)?;
+    let service = options.service.clone();
+    let claims = options.mutant.filter(|mutant| mutant.has_claims()).map(|mutant| Claims {
+        history: history.clone(),
+        clock,
+        service: service.clone(),
+        is_deaf: mutant == ChaosMutant::DeafWorker,
+    });
+    let ledger = Ledger::new((history, clock), service, &options.ledgers, by, options.mutant);
     let errors = Errors::default();
     let tasks: Vec<_> = (0..options.tasks as u64)
         .map(|number| {
             let random = fastrand::Rng::with_seed(options.seed << 16 | number);
-            let task = WorkerTask::new(locks.clone(), ledger.clone(), random, errors.clone());
+            let task =
+                WorkerTask::new(locks.clone(), (ledger.clone(), claims.clone()), random, errors.clone());
             tokio::spawn(task.work())
         })
         .collect();

@@ -7,6 +7,7 @@ use lockkeeper_fence::Section;
 use tokio::time::{sleep, timeout};
 
 use super::Errors;
+use super::claims::Claims;
 use super::ledger::Ledger;
 
 const TTLS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
@@ -65,6 +66,7 @@ const WEIGHTS: [(Work, u32); 14] = [
 pub(crate) struct WorkerTask {
     locks: Locks,
     ledger: Ledger,
+    claims: Option<Claims>,
     random: fastrand::Rng,
     errors: Errors,
     /// Kept, as their holds stay with the client.
@@ -89,10 +91,15 @@ impl Work {
 }
 
 impl WorkerTask {
-    pub(crate) fn new(locks: Locks, ledger: Ledger, random: fastrand::Rng, errors: Errors) -> Self {
+    pub(crate) fn new(
+        locks: Locks,
+        (ledger, claims): (Ledger, Option<Claims>),
+        random: fastrand::Rng,
+        errors: Errors,
+    ) -> Self {
         let cached = (0..8).map(|name| locks.mutex(format!("cached/{name}")).ttl(TTLS[1]).cached());
         let cached = cached.collect();
-        Self { locks, ledger, random, errors, cached, known: Vec::new() }
+        Self { locks, ledger, claims, random, errors, cached, known: Vec::new() }
     }
 
     pub(crate) async fn work(mut self) {
@@ -223,9 +230,16 @@ impl WorkerTask {
             Work::Overstay => {
                 let name = self.name("overstay", 12);
                 let lock = self.locks.mutex(&name).ttl(TTLS[0]).no_renew();
+                let asked = self.claims.as_ref().map(|claims| claims.clock.now());
                 let guard = lock.wait(Wait::For(TTLS[0])).acquire().await?;
                 let takes = TTLS[0] / 2 + self.millis(1500);
-                self.at_ledger(&name, &guard, takes).await;
+                let work = self.at_ledger(&name, &guard, takes);
+                match (&self.claims, asked, guard.token_hint()) {
+                    (Some(claims), Some(asked), Some(token)) => {
+                        claims.during(&name, (&guard, token), asked, work).await;
+                    }
+                    _ => work.await,
+                }
                 self.end(guard).await;
             }
             Work::Ask => self.asks().await,
