@@ -1,7 +1,9 @@
 //! Output: text or JSON data on standard output only, messages on standard error. Help texts and tables are
 //! coloured on a terminal, unless `NO_COLOR` is set.
 
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use lockkeeper::{HolderInfo, HolderState};
@@ -100,6 +102,18 @@ fn wrapped(text: &str, width: usize, indent: &str) -> String {
         textwrap::fill(line, style.word_splitter(textwrap::WordSplitter::NoHyphenation))
     });
     lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Replaces a file at once: whoever reads it sees the old or the new text.
+pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new()
+        .prefix(".lockkeeper-")
+        // The mode that a shell redirection would use (0666 less the umask), instead of tempfile's 0600.
+        .permissions(std::fs::Permissions::from_mode(0o666))
+        .tempfile_in(folder)?;
+    file.write_all(text.as_bytes())?;
+    file.persist(path).map(drop).map_err(|error| error.error)
 }
 
 /// Prints one JSON document on a line.

@@ -24,6 +24,9 @@ pub struct Verify {
     /// With --follow: also compare with what this lock service says of its holders; may be repeated
     #[arg(long, value_name = "URL", requires = "follow")]
     pub locks: Vec<String>,
+    /// With --follow: write the figures into this file once a second, for Prometheus
+    #[arg(long, value_name = "FILE.prom", requires = "follow")]
+    pub metrics: Option<PathBuf>,
     /// Write a page for browsers, in one file: the violations, and a timeline of all that happened
     #[arg(long, value_name = "OUT.html", conflicts_with = "follow")]
     pub html: Option<PathBuf>,

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::{CommandExt, TestDir};
+use crate::support::{CommandExt, TestDir, wait_until};
 
 /// The exit code of a check that found something.
 const VIOLATED: i32 = lockkeeper_cli::exit::NO as i32;
@@ -116,7 +116,7 @@ fn violation_is_told_while_the_history_is_written() {
     let test = TestDir::new();
     let mut file = File::create(test.path("live")).unwrap();
     file.write_all(history(&[A, B]).as_bytes()).unwrap();
-    let mut command = test.lockkeeper(["verify", "--follow", "live"]);
+    let mut command = test.lockkeeper(["verify", "--follow", "live", "--metrics", "figures.prom"]);
     let mut verify = command.stdout(Stdio::piped()).started();
     let mut lines = BufReader::new(verify.child_mut().stdout.take().unwrap()).lines();
     // Half a line says nothing.
@@ -125,6 +125,8 @@ fn violation_is_told_while_the_history_is_written() {
     file.write_all(format!("{rest}\n").as_bytes()).unwrap();
     let told = lines.next().unwrap().unwrap();
     assert!(told.starts_with("overlap: `x` was held"), "{told}");
+    let figures = || std::fs::read_to_string(test.path("figures.prom")).unwrap_or_default();
+    wait_until("the metrics tell", || figures().contains("\nlockkeeper_verify_violations_total 1\n"));
     verify.signal(Signal::SIGTERM);
     assert!(lines.last().unwrap().unwrap().contains("1 violation"));
     assert_eq!(verify.child_mut().wait().unwrap().code(), Some(VIOLATED));

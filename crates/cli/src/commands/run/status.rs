@@ -1,7 +1,7 @@
 //! The status file: the outcome, for scripts that must distinguish the command's exit code from this
 //! program's.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use lockkeeper::LossCause;
@@ -9,7 +9,7 @@ use nix::unistd::{AccessFlags, access};
 use serde_json::json;
 
 use crate::exit::{self, Failure};
-use crate::guardian;
+use crate::{guardian, output};
 
 /// The outcome of a `run`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -60,7 +60,6 @@ impl Default for Status {
 /// A status file that was found to be writable.
 pub(super) struct StatusFile {
     path: PathBuf,
-    directory: PathBuf,
 }
 
 impl StatusFile {
@@ -78,7 +77,7 @@ impl StatusFile {
         }
         access(&directory, AccessFlags::W_OK | AccessFlags::X_OK)
             .map_err(|errno| cannot_write(path, &io::Error::from(errno)))?;
-        Ok(Self { path: path.to_owned(), directory })
+        Ok(Self { path: path.to_owned() })
     }
 
     /// Writes the file atomically: readers never see a partial file.
@@ -106,16 +105,7 @@ impl StatusFile {
             "exit": status.exit,
             "error": status.error,
         });
-        let written = tempfile::Builder::new()
-            .prefix(".lockkeeper-status-")
-            // The mode that a shell redirection would use (0666 less the umask), instead of tempfile's 0600.
-            .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))
-            .tempfile_in(&self.directory)
-            .and_then(|mut file| {
-                writeln!(file, "{json}")?;
-                file.persist(&self.path).map(drop).map_err(|error| error.error)
-            });
-        written.map_err(|error| cannot_write(&self.path, &error))
+        output::replace(&self.path, &format!("{json}\n")).map_err(|error| cannot_write(&self.path, &error))
     }
 }
 

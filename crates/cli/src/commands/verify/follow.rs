@@ -14,7 +14,7 @@ use lockkeeper_history::{
 use lockkeeper_verify::{Checker, parse};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::{Report, opened};
+use super::{Report, metrics, opened};
 use crate::args::Verify;
 use crate::exit::{CONFIG, Failure, INTERNAL};
 use crate::guardian::Signals;
@@ -25,6 +25,8 @@ use crate::settings;
 const EVERY: Duration = Duration::from_millis(100);
 /// How often the figures are told.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
+/// How often the metrics are written.
+const METRICS_EVERY: Duration = Duration::from_secs(1);
 /// The pause before another attempt to watch.
 const PAUSE: Duration = Duration::from_millis(500);
 /// How many lines are read of one file before the others have their turn.
@@ -44,15 +46,19 @@ pub(in crate::commands) async fn follow(args: Verify) -> Result<u8, Failure> {
     drop(sender);
     let (mut checker, mut report) = (Checker::default(), Report::new(&args));
     let mut told = BootInstant::now();
+    let (mut metrics_at, mut newest) = (told, 0);
     loop {
         let mut is_behind = false;
-        let mut latest = 0;
         for file in &mut files {
-            is_behind |= file.read(&mut checker, &mut latest)?;
+            is_behind |= file.read(&mut checker, &mut newest)?;
         }
         heard(&mut news, &mut checker)?;
         report.show(checker.take_violations())?;
         let now = BootInstant::now();
+        if let Some(path) = args.metrics.as_deref().filter(|_| now >= metrics_at) {
+            metrics_at = now + METRICS_EVERY;
+            metrics::write(path, &checker, newest)?;
+        }
         if now - told >= TOLD_EVERY {
             told = now;
             let (counts, (open, locks)) = (checker.counts(), checker.size());
@@ -60,7 +66,7 @@ pub(in crate::commands) async fn follow(args: Verify) -> Result<u8, Failure> {
                 "{} operations, {} violations; {open} holds of {locks} locks; the last line is {} ms old",
                 counts.operations(),
                 counts.violations,
-                (now.as_nanos().saturating_sub(latest)) / 1_000_000
+                now.as_nanos().saturating_sub(newest) / 1_000_000
             ));
         }
         let pause = if is_behind { Duration::ZERO } else { EVERY };

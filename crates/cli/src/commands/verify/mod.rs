@@ -3,6 +3,7 @@
 
 pub(super) mod follow;
 mod html;
+mod metrics;
 
 use std::fs::File;
 use std::io::BufReader;
