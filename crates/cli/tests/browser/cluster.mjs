@@ -35,7 +35,7 @@ await picture(page, 'console-transfer-wide');
 await order.click();
 await dialog.getByText(`Node ${next} leads.`).waitFor();
 await dialog.getByText('Close', { exact: true }).click();
-await page.getByText(`node ${next} leads`).waitFor();
+await page.getByText(`node ${next} leads`, { exact: true }).waitFor();
 // What the service refuses is shown in its words.
 await page.route('**/v1/transfer', (route) => route.continue({ postData: JSON.stringify({ node: 9 }) }));
 await page.getByRole('button', { name: `Make node ${leader} the leader` }).click();
