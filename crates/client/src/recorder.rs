@@ -146,8 +146,8 @@ impl RecordedHold {
         }));
     }
 
-    /// From this moment on others may share the hold. Written before the service is asked: whether it has done
-    /// so is not always known.
+    /// From this moment on others may share the hold. Written before the service is asked: whether it has
+    /// done so is not always known.
     pub(crate) fn downgrades(&self, asked: BootInstant) {
         let event = DowngradedEvent { hold: self.number, asked: asked.as_nanos() };
         self.recorder.history.write(asked.as_nanos(), HistoryEvent::Downgraded(event));

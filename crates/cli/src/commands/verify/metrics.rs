@@ -1,4 +1,4 @@
-//! The figures of `verify --follow` for Prometheus, as a file for the textfile collector of its node exporter.
+//! The figures of `verify --follow` for Prometheus: a file for the textfile collector of its node exporter.
 
 use std::fmt::Write as _;
 use std::path::Path;
