@@ -113,7 +113,8 @@ impl ChaosNode {
         Ok(())
     }
 
-    /// The disk has what had been synced. The process must have ended.
+    /// Mounts the disk again, with what had been synced before the power cut. The node's process must have
+    /// ended.
     pub(crate) fn restore_power(&self) -> Result {
         self.power.as_ref().ok_or("the node has no such disk")?.restore();
         Ok(())

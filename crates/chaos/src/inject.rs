@@ -229,18 +229,10 @@ impl World<'_> {
         bites: impl AsyncFnOnce(&mut Self) -> bool,
     ) -> bool {
         let network = Rc::clone(self.network);
-        let each = |does: &dyn Fn(usize, usize)| {
-            for &one in one {
-                for &two in two {
-                    does(one, two);
-                    does(two, one);
-                }
-            }
-        };
-        each(&|from, to| network.cut(from, to));
+        network.part(one, two);
         sleep(lasts).await;
         let bitten = bites(self).await;
-        each(&|from, to| network.mend(from, to));
+        network.unite(one, two);
         bitten
     }
 

@@ -24,6 +24,7 @@ mod mutant;
 mod options;
 mod others;
 mod plan;
+mod processes;
 mod record;
 mod run;
 mod summary;

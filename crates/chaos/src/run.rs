@@ -253,7 +253,7 @@ impl Run<'_> {
         let faults = fault_history(&history)?;
         sleep(MARGIN).await;
         if let (Some(mutant), TestedService::Own(cluster, _)) = (options.mutant, &mut *service) {
-            workers.all_work().await;
+            workers.all_work().await?;
             mutant.strike(cluster, &workers).await?;
         }
         while Instant::now() < until {

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Stdio};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 use crate::Result;
 use crate::mutant::ChaosMutant;
 use crate::options::RunOptions;
+use crate::processes::command_at;
 use crate::run::Programs;
 
 /// The hosts of workers come after those of nodes.
@@ -75,14 +76,7 @@ impl Workers {
     fn begin(&mut self, index: usize) -> Result {
         let (worker, options) = (&mut self.all[index], &self.options);
         let program = &self.programs.chaos;
-        let mut command = match worker.place.host {
-            Some(host) => self.network.command(host, program),
-            None => {
-                let mut command = Command::new("setpriv");
-                command.args(["--pdeathsig", "KILL", "--"]).arg(program);
-                command
-            }
-        };
+        let mut command = command_at(&self.network, worker.place.host, program);
         worker.seed += 1000;
         let log = File::options().create(true).append(true).open(worker.folder.join(&worker.name))?;
         command.args(["worker", "--name", &worker.name, "--url", &worker.place.url, "--history"]);
@@ -103,10 +97,18 @@ impl Workers {
     }
 
     /// Waits until each has written to its history.
-    pub(crate) async fn all_work(&self) {
-        while self.all.iter().any(|worker| worker.written() == 0) {
+    ///
+    /// # Errors
+    /// One of them has not after a minute.
+    pub(crate) async fn all_work(&self) -> Result {
+        let until = Instant::now() + Duration::from_secs(60);
+        while let Some(idle) = self.all.iter().find(|worker| worker.written() == 0) {
+            if Instant::now() >= until {
+                return Err(format!("{} has written nothing in a minute", idle.name).into());
+            }
             sleep(Duration::from_millis(10)).await;
         }
+        Ok(())
     }
 
     /// SIGKILL; started again after this time. Returns whether it had worked.

@@ -120,6 +120,26 @@ impl Network {
         let (from, to) = (self.address(from), self.address(to));
         within(&self.middle, || ip(&format!("rule delete from {from} to {to} blackhole")));
     }
+
+    /// Cuts all paths between two groups of hosts, in both directions.
+    pub fn part(&self, one: &[usize], two: &[usize]) {
+        between(one, two, |from, to| self.cut(from, to));
+    }
+
+    /// Ends a [`Network::part`].
+    pub fn unite(&self, one: &[usize], two: &[usize]) {
+        between(one, two, |from, to| self.mend(from, to));
+    }
+}
+
+/// Calls `path` for each path between two groups of hosts.
+fn between(one: &[usize], two: &[usize], path: impl Fn(usize, usize)) {
+    for &one in one {
+        for &two in two {
+            path(one, two);
+            path(two, one);
+        }
+    }
 }
 
 fn address(last: u8) -> Ipv4Addr {

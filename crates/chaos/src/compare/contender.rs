@@ -32,7 +32,7 @@ enum UsedClient {
 
 /// Works until the end of standard input.
 pub(crate) fn run(options: ContendOptions) -> Result {
-    // Whoever has it is in a section.
+    // Locked during each section, so that the process ends between two sections.
     let turn = Arc::new(Mutex::new(()));
     let held = Arc::clone(&turn);
     thread::spawn(move || {

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use super::rows::ComparedRow;
 use crate::Result;
+use crate::processes::command_at;
 use crate::worker::SERVICE;
 
 /// Only bounds the wait for one that does not end.
@@ -79,14 +80,7 @@ impl Contenders {
     /// Starts one, again.
     pub(crate) fn begin(&mut self, index: usize) -> Result {
         let contender = &mut self.all[index];
-        let mut command = match contender.route.host {
-            Some(host) => self.network.command(host, &self.program),
-            None => {
-                let mut command = Command::new("setpriv");
-                command.args(["--pdeathsig", "KILL", "--"]).arg(&self.program);
-                command
-            }
-        };
+        let mut command = command_at(&self.network, contender.route.host, &self.program);
         contender.seed += 10;
         let log = self.folder.join(format!("{}.log", contender.name));
         let log = File::options().create(true).append(true).open(log)?;
@@ -132,7 +126,7 @@ impl Contenders {
         fs::metadata(self.marked(index, "section")).and_then(|it| it.modified()).ok()
     }
 
-    /// Whoever is in its section, but for `without`.
+    /// The first contender that is in its section; `without` is left out.
     pub(crate) fn in_section(&self, without: Option<usize>) -> Option<usize> {
         (0..self.len()).find(|index| Some(*index) != without && self.in_section_since(*index).is_some())
     }

@@ -17,7 +17,7 @@ use crate::worker::SERVICE;
 /// Between two attempts at a lock that is taken, where the client itself does not wait.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// A running program, and what it has told.
+/// A lock of another project's client: its running program, with the pipes to it.
 pub(crate) struct ForeignLock {
     row: &'static ComparedRow,
     history: HistoryWriter,

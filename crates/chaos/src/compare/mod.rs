@@ -29,8 +29,7 @@ pub(crate) use contender::run as contend;
 /// Contenders for the lock of a row.
 const CONTENDERS: usize = 4;
 
-/// Runs all rows; returns whether `enter` has kept all updates wherever the service keeps its tokens, and
-/// our library has told each loss in time.
+/// Runs all rows. Returns whether each is as [`sums::RowSums::is_well`] requires.
 pub(crate) fn run(options: &CompareOptions) -> Result<bool> {
     let rows = rows::rows(&options.rows)?;
     // A missing client fails here, before an hour of work.

@@ -143,7 +143,7 @@ impl Round<'_> {
         match planned.strike {
             Strike::ServerStop | Strike::ServerStopHeld => self.service.stop(planned.pick, lasts).await?,
             Strike::ServerCut => self.service.cut_leader(self.contenders.len(), lasts).await?,
-            Strike::FailOver => self.service.fail_over(),
+            Strike::FailOver => self.service.fail_over()?,
             _ => self.service.kill(planned.pick, lasts).await?,
         }
         self.healed(name, victim).await

@@ -6,6 +6,7 @@ use std::process::Command;
 use clap::ValueEnum;
 
 use crate::Result;
+use crate::processes::ending_with_us;
 
 /// Programs that run the clients of other projects, with a line protocol; the tests of the library run them
 /// too.
@@ -151,8 +152,7 @@ impl LockClient {
     pub(crate) fn command(self, addresses: &[String], url: &str) -> Result<Command> {
         let ports: Vec<&str> =
             addresses.iter().filter_map(|it| it.rsplit_once(':')).map(|(_, port)| port).collect();
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--"]);
+        let mut command = ending_with_us();
         let python = |command: &mut Command, script: &str| -> Result {
             command.arg("python3").arg(Path::new(PEERS).join(script));
             command.env("PYTHONPATH", installed("pypi-locks")?);

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use lockkeeper::{BootInstant, Token};
 use lockkeeper_fence::Section;
-use lockkeeper_fence::file::{FileError, FileFence};
+use lockkeeper_fence::file::FileFence;
 use lockkeeper_history::{
     EnteredEvent, FenceVerdict, HistoryEvent, HistoryWriter, ReadEvent, WriteOutcome, WroteEvent,
 };
 
 use crate::Result;
-use crate::worker::SERVICE;
+use crate::worker::{SERVICE, answers};
 
 /// The lock of all contenders.
 pub(crate) const LOCK: &str = "ledger";
@@ -94,11 +94,7 @@ impl Sections {
 
     fn enter(&self, section: Section) -> Result<bool> {
         let asked = now();
-        let verdict = match self.fence(Guarding::Entered)?.enter(section) {
-            Ok(()) => FenceVerdict::Accepted,
-            Err(FileError::Refused(_)) => FenceVerdict::Stale,
-            Err(_) => FenceVerdict::Unknown,
-        };
+        let verdict = answers::verdict(&self.fence(Guarding::Entered)?.enter(section));
         let event = EnteredEvent {
             resource: Guarding::Entered.resource().into(),
             service: SERVICE.into(),
@@ -125,16 +121,10 @@ impl Sections {
         let section = section.filter(|_| guarding != Guarding::Unfenced);
         let asked = now();
         let outcome = match section {
-            Some(section) => match self.fence(guarding)?.write(section, new.as_bytes()) {
-                Ok(()) => WriteOutcome::Done,
-                Err(FileError::Refused(_)) => WriteOutcome::Stale,
-                Err(_) => WriteOutcome::Unknown,
-            },
+            Some(section) => answers::outcome(&self.fence(guarding)?.write(section, new.as_bytes())),
             None => {
-                // As a careful program writes: a reader sees the old or the new content.
                 let temporary = self.folder.join(format!("{}.new", self.by));
-                fs::write(&temporary, new)?;
-                fs::rename(&temporary, self.folder.join(guarding.resource()))?;
+                answers::replace(&self.folder.join(guarding.resource()), &temporary, &new)?;
                 WriteOutcome::Done
             }
         };

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper::backends::dynamodb;
 use lockkeeper_rig::{Faults, Network, Redis};
@@ -58,7 +58,7 @@ impl ComparedService {
                 .await?;
                 Ok(Self::Own { cluster, network: Rc::clone(network), count })
             }
-            "fail-over" => Ok(Self::FailOver(Box::new(ReplicatedRedis::start()))),
+            "fail-over" => Ok(Self::FailOver(Box::new(ReplicatedRedis::start()?))),
             on => {
                 let other = Other::start(on, folder).await?;
                 if row.client == LockClient::PythonDynamodbLock {
@@ -163,7 +163,7 @@ impl ComparedService {
         Ok(())
     }
 
-    /// What the primary is told from now on does not reach its replica.
+    /// Cuts the replication from the primary to its replica.
     pub(crate) fn lag(&self) {
         if let Self::FailOver(redis) = self {
             redis.link.silence(LINK);
@@ -171,9 +171,10 @@ impl ComparedService {
     }
 
     /// The replica takes over.
-    pub(crate) fn fail_over(&mut self) {
-        if let Self::FailOver(redis) = self {
-            redis.fail_over();
+    pub(crate) fn fail_over(&mut self) -> Result {
+        match self {
+            Self::FailOver(redis) => redis.fail_over(),
+            _ => Ok(()),
         }
     }
 
@@ -186,27 +187,23 @@ impl ComparedService {
     }
 }
 
-/// The node that leads, or the first one if nobody knows now.
+/// The index of the leader; 0 while no leader is known.
 async fn leader(cluster: &mut Cluster) -> usize {
     cluster.view(None).await.map_or(0, |view| view.leader)
 }
 
 async fn cut(network: &Network, one: usize, others: &[usize], lasts: Duration) {
-    for &other in others {
-        network.cut(one, other);
-        network.cut(other, one);
-    }
+    network.part(&[one], others);
     sleep(lasts).await;
-    for &other in others {
-        network.mend(one, other);
-        network.mend(other, one);
-    }
+    network.unite(&[one], others);
 }
 
 const LINK: &str = "replication";
+/// Only bounds the wait for a replica that does not get in sync.
+const FOLLOWS_WITHIN: Duration = Duration::from_secs(60);
 
 impl ReplicatedRedis {
-    fn start() -> Self {
+    fn start() -> Result<Self> {
         let server = || Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
         let redis = Self {
             servers: [server(), server()],
@@ -214,8 +211,8 @@ impl ReplicatedRedis {
             link: Faults::default(),
             clients: Faults::default(),
         };
-        redis.follow();
-        redis
+        redis.follow()?;
+        Ok(redis)
     }
 
     fn address(&self, index: usize) -> SocketAddr {
@@ -223,16 +220,21 @@ impl ReplicatedRedis {
     }
 
     /// Makes the other server a replica of the primary, and waits until it is in sync.
-    fn follow(&self) {
+    fn follow(&self) -> Result {
         let replica = &self.servers[1 - self.primary];
         let port = self.link.proxy(LINK, self.address(self.primary)).port().to_string();
         replica.cli(&["REPLICAOF", "127.0.0.1", &port]);
+        let until = Instant::now() + FOLLOWS_WITHIN;
         while !replica.cli(&["INFO", "replication"]).contains("master_link_status:up") {
+            if Instant::now() >= until {
+                return Err(format!("the replica is not in sync after {FOLLOWS_WITHIN:?}").into());
+            }
             std::thread::sleep(Duration::from_millis(5));
         }
+        Ok(())
     }
 
-    fn fail_over(&mut self) {
+    fn fail_over(&mut self) -> Result {
         let former = self.primary;
         self.servers[former].kill();
         self.link.end_silence(LINK);
@@ -240,6 +242,6 @@ impl ReplicatedRedis {
         self.servers[self.primary].cli(&["REPLICAOF", "NO", "ONE"]);
         self.clients.redirect(self.address(0), self.address(self.primary));
         self.servers[former].start_again();
-        self.follow();
+        self.follow()
     }
 }

@@ -31,9 +31,9 @@ pub(crate) struct RowSums {
 }
 
 impl RowSums {
-    /// Whether all is as it must be: a fence that is entered loses nothing, and our library claims no lock
-    /// that another client has. The pages of two services name what they can't promise: Redis that has
-    /// failed over gives out locks again, and PostgreSQL frees the lock of a connection that it thinks dead.
+    /// Whether a fence with `enter` has lost no update, and no hold of our library overlaps another one.
+    /// Two exceptions follow from the pages of these services: after a fail-over, Redis may have lost grants
+    /// and tokens; PostgreSQL frees the lock of a connection that it takes for dead.
     pub(crate) fn is_well(&self, row: &ComparedRow) -> bool {
         let may_overlap = row.client != LockClient::Ours || row.on == "postgres-session";
         let tells = may_overlap || (self.overlaps == 0 && !self.has_overlap);

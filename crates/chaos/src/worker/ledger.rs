@@ -1,6 +1,5 @@
 //! What the locks protect: files behind the file fence, each with one version at a time.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +13,7 @@ use lockkeeper_history::{
     EnteredEvent, FenceVerdict, HistoryEvent, HistoryWriter, ReadEvent, WriteOutcome, WroteEvent,
 };
 
+use super::answers;
 use super::claims::WorkerClock;
 use crate::mutant::ChaosMutant;
 
@@ -90,14 +90,10 @@ impl Inner {
         let asked = self.clock.now();
         let outcome = if is_unfenced {
             let new = self.folder.join(format!("{made}.new"));
-            let wrote = fs::write(&new, &made).and_then(|()| fs::rename(&new, fence.path()));
+            let wrote = answers::replace(fence.path(), &new, &made);
             wrote.map_or(WriteOutcome::Unknown, |()| WriteOutcome::Done)
         } else {
-            match fence.write(section, made.as_bytes()) {
-                Ok(()) => WriteOutcome::Done,
-                Err(FileError::Refused(_)) => WriteOutcome::Stale,
-                Err(_) => WriteOutcome::Unknown,
-            }
+            answers::outcome(&fence.write(section, made.as_bytes()))
         };
         let event = WroteEvent {
             resource,
@@ -128,12 +124,7 @@ impl Inner {
     ) -> Result<bool, FileError> {
         self.mark_goes_back(fence)?;
         let asked = self.clock.now();
-        let entered = fence.enter(section);
-        let verdict = match &entered {
-            Ok(()) => FenceVerdict::Accepted,
-            Err(FileError::Refused(_)) => FenceVerdict::Stale,
-            Err(_) => FenceVerdict::Unknown,
-        };
+        let verdict = answers::verdict(&fence.enter(section));
         let (resource, token) = (resource.to_owned(), section.token().get());
         let (service, lock) = (self.service.clone(), lock.into());
         self.history.write(

@@ -3,6 +3,7 @@
 //! The library writes the history of the holds (`LOCKKEEPER_HISTORY`); `ledger.rs` writes the history of the
 //! protected files, `claims.rs` that of holds where a planted mistake needs it.
 
+pub(crate) mod answers;
 mod claims;
 mod ledger;
 mod tasks;
