@@ -1,6 +1,7 @@
 //! Selects the next node to try and the pause before it. Pure: randomness is an argument, and the simulator's
 //! clients run the same code.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -10,6 +11,8 @@ use super::credentials::PARAMETERS;
 
 /// The longest pause after the first failed round over all addresses; each further round doubles it.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
+/// The longest time limit for a connection, after several that were given up.
+const PATIENCE_MAX: Duration = Duration::from_secs(10);
 /// Maximum number of addresses taken from one list that the service sends: far more nodes than a cluster has.
 pub(super) const LEARNT_MAX: usize = 32;
 
@@ -59,6 +62,8 @@ pub struct Addresses {
     is_hinted: bool,
     /// The reported address of a leader that could not be reached: nodes are asked to relay to it.
     unreached: Option<Address>,
+    /// How often in a row an address has not answered in time.
+    silences: BTreeMap<Address, u32>,
 }
 
 impl Addresses {
@@ -100,6 +105,7 @@ impl Addresses {
             failures: 0,
             is_hinted: false,
             unreached: None,
+            silences: BTreeMap::new(),
         }
     }
 
@@ -148,6 +154,7 @@ impl Addresses {
     /// which may be unreachable as well.
     pub fn worked(&mut self) {
         self.failures = 0;
+        self.last.as_ref().and_then(|last| self.silences.remove(last));
         if self.unreached.take().is_some() {
             self.next %= self.of_url.max(1);
             if self.last.as_ref() == Some(&self.all[self.next]) {
@@ -174,6 +181,26 @@ impl Addresses {
     /// address itself.
     pub(super) fn relay_to(&self) -> Option<&Address> {
         self.unreached.as_ref()
+    }
+
+    /// Records that the last node has not answered within [`Addresses::patience`].
+    pub(super) fn silent(&mut self) {
+        // Nodes may report any number of addresses.
+        if self.silences.len() >= 2 * LEARNT_MAX {
+            self.silences.clear();
+        }
+        if let Some(last) = &self.last {
+            let silences = self.silences.entry(last.clone()).or_default();
+            *silences = silences.saturating_add(1);
+        }
+    }
+
+    /// The time limit for a connection to the last node: `usual`, and twice as long after each attempt that
+    /// was given up. If a crowd of clients connects at once, a node may need longer, and attempts that are
+    /// given up make it longer still, for ever.
+    pub(super) fn patience(&self, usual: Duration) -> Duration {
+        let silences = self.last.as_ref().and_then(|last| self.silences.get(last)).copied().unwrap_or(0);
+        (usual * (1 << silences.min(6))).min(PATIENCE_MAX.max(usual))
     }
 
     /// Records that the last node did not answer, or ended its stream.
@@ -220,7 +247,7 @@ impl Addresses {
 
     /// A copy for unary calls, without the failures counted so far.
     pub(super) fn anew(&self) -> Self {
-        Self { failures: 0, unreached: None, ..self.clone() }
+        Self { failures: 0, unreached: None, silences: BTreeMap::new(), ..self.clone() }
     }
 
     /// The pause before the next attempt: zero in the first round after a success; later a random duration
@@ -272,6 +299,23 @@ mod tests {
         nodes.unreached();
         assert_eq!(nodes.take().to_string(), "a:5625", "to relay again");
         assert_eq!(nodes.relay_to().map(ToString::to_string).as_deref(), Some("n1:1"));
+    }
+
+    #[test]
+    fn patience_with_a_node_doubles_until_it_has_answered() {
+        const USUAL: Duration = Duration::from_secs(2);
+        let mut nodes = addresses("lockkeeper://a,b", 0);
+        let after_silence = |nodes: &mut Addresses| {
+            nodes.take();
+            let patience = nodes.patience(USUAL).as_secs();
+            nodes.silent();
+            patience
+        };
+        let patience: Vec<u64> = (0..8).map(|_| after_silence(&mut nodes)).collect();
+        assert_eq!(patience, [2, 2, 4, 4, 8, 8, 10, 10]);
+        nodes.take();
+        nodes.worked();
+        assert_eq!((nodes.patience(USUAL), after_silence(&mut nodes)), (USUAL, 10), "b has not");
     }
 
     #[test]

@@ -61,6 +61,7 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
         // for other nodes.
         let limit =
             shared.least_ttl().map_or(CONNECT_LIMIT, |ttl| (ttl / 6).clamp(CONNECT_LIMIT_MIN, CONNECT_LIMIT));
+        let limit = shared.addresses().patience(limit);
         let over = match connect(&address, limit, &shared.credentials).await {
             Ok(client) => carry(&shared, client, relay_to).await,
             Err(failure) => Over::Lost { why: failure.why, worked: false },
@@ -71,8 +72,12 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
             Over::Lost { why, worked } => {
                 observe::stream_ended("lost");
                 tracing::debug!(%address, "lockkeeper: the stream is lost: {why}");
+                let is_late = why.is_late();
                 shared.troubled(&address, why);
                 let mut addresses = shared.addresses();
+                if is_late {
+                    addresses.silent();
+                }
                 count(&mut addresses, worked);
                 if !worked {
                     addresses.unreached();
@@ -92,6 +97,9 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
                 tracing::debug!(%address, "lockkeeper: the stream is over: {ending:?}");
                 shared.troubled(&address, says(&ending));
                 let mut addresses = shared.addresses();
+                if !worked && matches!(ending, StreamEnding::Silent) {
+                    addresses.silent();
+                }
                 count(&mut addresses, worked);
                 if !worked && !matches!(ending, StreamEnding::Announced { .. }) {
                     addresses.unreached();
@@ -269,7 +277,8 @@ pub(super) async fn connect(
     }
     let endpoint = grpc::endpoint(address.as_str(), credentials.tls.as_ref())
         .map_err(failed)?
-        .connect_timeout(limit)
+        // Of the channel's own attempts later on; the first is limited below.
+        .connect_timeout(2 * limit)
         .tcp_nodelay(true)
         .tcp_keepalive(Some(PING_EVERY))
         .http2_keep_alive_interval(PING_EVERY)

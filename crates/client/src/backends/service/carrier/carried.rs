@@ -19,6 +19,8 @@ const COMMAND_LIMIT_MAX: Duration = Duration::from_secs(10);
 /// Without an answer for this long (a twelfth of the ttl, if that is shorter), a command is followed by a
 /// keep-alive.
 const ANSWER_USUAL: Duration = Duration::from_millis(500);
+/// The longest time limit for the answer to an attach, which doubles with each that had none.
+const ATTACH_LIMIT_MAX: Duration = Duration::from_secs(10);
 /// Assumed for sessions without a ttl.
 const TTL: Duration = Duration::from_secs(30);
 
@@ -32,6 +34,8 @@ pub(super) struct CarriedSession<H> {
     /// The number of the latest attach.
     attach: u64,
     attach_state: AttachState,
+    /// Attaches in a row that were not answered in time.
+    silent_attaches: u32,
     /// Unacknowledged open and keep-alive calls, by ascending number.
     signs: VecDeque<Sign<H>>,
     next_sign: u64,
@@ -106,6 +110,7 @@ impl<H> CarriedSession<H> {
             id: None,
             attach: 0,
             attach_state: AttachState::Unwanted,
+            silent_attaches: 0,
             signs: VecDeque::new(),
             next_sign: 1,
             sent_through: 0,
@@ -148,6 +153,19 @@ impl<H> CarriedSession<H> {
     /// Time limit for the acknowledgement of an attach or a keep-alive.
     fn sign_limit(&self) -> Duration {
         self.ttl() / 6
+    }
+
+    /// As [`Self::sign_limit`], for what the stream waits for now. If a crowd of clients connects at once, the
+    /// service may need longer than one limit: clients that give up and begin anew make it longer still, for
+    /// ever.
+    fn unheard_limit(&self) -> Duration {
+        let limit = self.sign_limit();
+        match self.attach_state {
+            AttachState::Attaching(_) => {
+                (limit * (1 << self.silent_attaches.min(3))).min(ATTACH_LIMIT_MAX.max(limit))
+            }
+            _ => limit,
+        }
     }
 
     fn command_limit(&self) -> Duration {
@@ -283,7 +301,7 @@ impl<H> CarriedSession<H> {
                 }),
             ),
         });
-        Some(now + self.sign_limit())
+        Some(now + self.unheard_limit())
     }
 
     /// Detaches the session from the present stream; returns whether the session was attached or attaching on
@@ -300,7 +318,14 @@ impl<H> CarriedSession<H> {
 
     /// Whether an attach or keep-alive has not been acknowledged in time.
     pub(super) fn is_unheard(&self, now: BootInstant) -> bool {
-        self.unheard.front().is_some_and(|&(_, since)| now >= since + self.sign_limit())
+        self.unheard.front().is_some_and(|&(_, since)| now >= since + self.unheard_limit())
+    }
+
+    /// The stream ends since this session was not answered.
+    pub(super) fn count_silence(&mut self) {
+        if matches!(self.attach_state, AttachState::Attaching(_)) {
+            self.silent_attaches = self.silent_attaches.saturating_add(1);
+        }
     }
 
     /// Fails overdue calls.
@@ -345,7 +370,7 @@ impl<H> CarriedSession<H> {
     /// The session's next deadline.
     pub(super) fn next_check(&self) -> Option<BootInstant> {
         let signs = self.signs.front().map(|sign| sign.since + self.sign_limit());
-        let unheard = self.unheard.front().map(|&(_, since)| since + self.sign_limit());
+        let unheard = self.unheard.front().map(|&(_, since)| since + self.unheard_limit());
         let asked = self.asked.values().map(|command| command.since + self.command_limit()).min();
         let close = self.close.as_ref().map(|closing| closing.since + self.command_limit());
         // While an attach or keep-alive is unacknowledged, a late answer causes no further keep-alive.

@@ -72,8 +72,8 @@ pub enum StreamEnding {
         /// The term of that leader; 0 if not given.
         term: u64,
     },
-    /// An attach or a keep-alive was not answered for a sixth of its session's ttl; the rest of the ttl is
-    /// left for other nodes.
+    /// An attach or a keep-alive was not answered for a sixth of its session's ttl, or an attach after others
+    /// that were not for longer; the rest of the ttl is left for other nodes.
     Silent,
     /// An invalid item: the peer is no compatible lock service.
     Garbage(String),
@@ -245,6 +245,8 @@ impl<H> Carrier<H> {
         }
         if self.stream.is_some() && self.sessions.values().any(|session| session.is_unheard(now)) {
             self.outbox.seen.silent += 1;
+            let unheard = self.sessions.values_mut().filter(|session| session.is_unheard(now));
+            unheard.for_each(CarriedSession::count_silence);
             self.end_stream(now, false, out);
             out.push(CarrierOutput::EndStream(StreamEnding::Silent));
         }

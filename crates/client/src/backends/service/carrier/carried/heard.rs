@@ -162,6 +162,7 @@ impl<H> CarriedSession<H> {
             return Err(Nonsense(format!("attach {attach} is confirmed, {} was sent", self.attach)));
         }
         self.attach_state = AttachState::Attached;
+        self.silent_attaches = 0;
         out.push(CarrierOutput::Push(key, Push::Attached));
         self.kept_alive(covers, out)?;
         let unresolved = self.asked.iter().chain(&self.queued).map(|(&seq, _)| seq);
