@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::packages::{
-    CHAOS, COMMAND, DYNAMODB, ETCD, LIBRARY, MYSQL, OBJECT_STORE, POSTGRES, REDIS, ZOOKEEPER,
+    CHAOS, COMMAND, DYNAMODB, ETCD, LIBRARY, MYSQL, NODE, OBJECT_STORE, POSTGRES, PYTHON, REDIS, ZOOKEEPER,
 };
 use crate::process::{cargo, run as run_shown};
 use crate::{TaskResult, features, needs};
@@ -34,7 +34,11 @@ pub(crate) fn run(args: &[OsString]) -> TaskResult {
     let needed = SERVERS.iter().filter(|(name, _)| compares || named(name));
     packages.extend(needed.map(|(_, package)| (*package).to_owned()));
     needs::install_test_needs(&packages)?;
-    run_shown(cargo().args(["build", "--release", "--quiet", "--package", CHAOS, "--package", COMMAND]))?;
+    let mut built = vec![CHAOS, COMMAND];
+    // The native modules of clients in other languages.
+    built.extend(named("--clients").then_some([NODE, PYTHON]).into_iter().flatten());
+    let built = built.iter().flat_map(|package| ["--package", package]);
+    run_shown(cargo().args(["build", "--release", "--quiet"]).args(built))?;
     let target: PathBuf = features::metadata()?.target_directory.into();
     run_shown(Command::new(target.join("release").join(CHAOS)).args(args))
 }

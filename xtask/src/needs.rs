@@ -239,7 +239,7 @@ const TEST_NEEDS: &[TestNeeds] = &[
         needs: &[Need::of(memcached::SERVER, "the example of a lock service")],
     },
     TestNeeds {
-        packages: &[LAB],
+        packages: &[CHAOS, LAB],
         needs: &[
             Need { program: "go", package: "golang-go", used_by: "the driver of the client for Go" },
             Need {
@@ -250,7 +250,7 @@ const TEST_NEEDS: &[TestNeeds] = &[
         ],
     },
     TestNeeds {
-        packages: &[COMMAND, DYNAMODB, FENCE, LAB, LIBRARY, NODE, OBJECT_STORE, PYTHON, REDIS, RIG],
+        packages: &[CHAOS, COMMAND, DYNAMODB, FENCE, LAB, LIBRARY, NODE, OBJECT_STORE, PYTHON, REDIS, RIG],
         needs: &[
             Need { program: "python3", package: "python3", used_by: "lock clients and emulators in Python" },
             Need { program: "pip3", package: "python3-pip", used_by: "the same" },

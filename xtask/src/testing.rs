@@ -36,7 +36,7 @@ const SIZE: &str = "LOCKKEEPER_TEST_SIZE";
 /// Programs and native modules of other packages that the tests of a package start. With all packages they
 /// are built in any case.
 const PROGRAMS: [(&str, &[&str]); 3] =
-    [(CHAOS, &[COMMAND]), (COMMAND, &[LAB, "xtask"]), (LAB, &[COMMAND, NODE, PYTHON])];
+    [(CHAOS, &[COMMAND, NODE, PYTHON]), (COMMAND, &[LAB, "xtask"]), (LAB, &[COMMAND, NODE, PYTHON])];
 
 /// Installs missing programs, runs the selected tests and doctests, and prints the count as the last line of
 /// stdout.

@@ -20,6 +20,8 @@ pub(crate) struct Checked {
     pub(crate) violations: Vec<Violation>,
     /// Grants by the first segment of their lock.
     pub(crate) grants: BTreeMap<String, u64>,
+    /// Grants by the label of their writer: a worker, and its driver.
+    pub(crate) grants_by_worker: BTreeMap<String, u64>,
     /// The longest pauses without a grant around each fault, by its kind, in nanoseconds.
     pub(crate) gaps: BTreeMap<String, Vec<u64>>,
     pub(crate) took: Duration,
@@ -37,23 +39,32 @@ pub(crate) fn check(files: &[PathBuf]) -> Result<Checked> {
         readers.push(BufReader::with_capacity(1 << 18, file));
     }
     let (mut checker, mut gaps) = (Checker::default(), Gaps::default());
-    let mut grants = BTreeMap::new();
+    let (mut grants, mut grants_by_worker) = (BTreeMap::new(), BTreeMap::new());
+    let mut labels: BTreeMap<String, String> = BTreeMap::new();
     for line in Merged::new(readers) {
         let line = line.map_err(|error| format!("{}: {error}", files[error.file].display()))?;
         gaps.push(&line);
         if let HistoryEvent::Granted(granted) = &line.event
             && let Some(top) = granted.locks.first().and_then(|lock| lock.split('/').next())
         {
-            match grants.get_mut(top) {
-                Some(count) => *count += 1,
-                None => drop(grants.insert(top.to_owned(), 1)),
-            }
+            add_one(&mut grants, top);
+            add_one(&mut grants_by_worker, labels.get(&line.by).map_or("", String::as_str));
+        }
+        if let HistoryEvent::Writer(writer) = &line.event {
+            labels.insert(line.by.clone(), writer.label.clone());
         }
         checker.push(line);
     }
     let violations = checker.take_violations();
     let (counts, gaps) = (checker.counts(), gaps.end());
-    Ok(Checked { counts, violations, grants, gaps, took: began.elapsed(), bytes })
+    Ok(Checked { counts, violations, grants, grants_by_worker, gaps, took: began.elapsed(), bytes })
+}
+
+fn add_one(counts: &mut BTreeMap<String, u64>, name: &str) {
+    match counts.get_mut(name) {
+        Some(count) => *count += 1,
+        None => drop(counts.insert(name.to_owned(), 1)),
+    }
 }
 
 /// The pauses between grants around faults. Sections of cached holds are no grants of the service.

@@ -1,13 +1,15 @@
 //! The nodes of our own service, each a process on a network host of its own.
 
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io::Write;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::join_all;
 use lockkeeper::{Locks, NodePart, NodeRole, ServiceStatus};
 use lockkeeper_rig::{Network, PowerDisk, Shim};
 use nix::mount::{MsFlags, mount};
@@ -16,13 +18,29 @@ use nix::unistd::Pid;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::Result;
+use crate::certificates::{Certificates, Era};
+use crate::samples::{Sample, usage};
 
 /// How long the cluster may take to be whole again after a fault.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 const PORT: u16 = 5625;
+const HTTP_PORT: u16 = 5627;
 /// Room for a log and two snapshots.
 const DISK: &str = "size=256m";
+
+/// The URL of nodes for clients.
+fn url(addresses: &str, tls: Option<&Rc<RefCell<Certificates>>>) -> String {
+    match tls {
+        Some(tls) => format!("lockkeepers://{addresses}{}", tls.borrow().query(Era::Now, Era::Now)),
+        None => format!("lockkeeper://{addresses}"),
+    }
+}
+
+/// The URL of the same nodes for clients that use HTTP.
+pub(crate) fn http_url(url: &str) -> String {
+    url.replacen("lockkeeper:", "http:", 1).replace(&format!(":{PORT}"), &format!(":{HTTP_PORT}"))
+}
 
 /// What nodes keep their data on.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,8 +58,10 @@ pub(crate) struct ChaosNode {
     power: Option<PowerDisk>,
     disk: PathBuf,
     network: Rc<Network>,
-    program: PathBuf,
+    /// What it runs; and another release, with which it changes places in an upgrade.
+    programs: [PathBuf; 2],
     folder: PathBuf,
+    tls: Option<Rc<RefCell<Certificates>>>,
     /// Of the command line, without the membership.
     arguments: Vec<String>,
     /// How it becomes a member of its cluster, while it has no data.
@@ -62,7 +82,7 @@ pub(crate) struct View {
 
 impl ChaosNode {
     fn new(cluster: &ClusterStart<'_>, (id, host): (u64, usize), peers: &str) -> Result<Self> {
-        let ClusterStart { network, program, .. } = cluster;
+        let ClusterStart { network, programs, .. } = cluster;
         let folder = cluster.folder.join(format!("node{id}"));
         let disk = folder.join("disk");
         fs::create_dir_all(&disk)?;
@@ -76,10 +96,15 @@ impl ChaosNode {
         };
         let disk = power.as_ref().map_or(disk, PowerDisk::path);
         let listen = format!("{}:{PORT}", network.address(host));
-        let mut arguments: Vec<String> =
-            ["serve", "--insecure", "--http-listen", "off"].map(str::to_owned).to_vec();
+        let mut arguments = vec!["serve".to_owned()];
+        arguments.extend(["--http-listen".into(), format!("{}:{HTTP_PORT}", network.address(host))]);
+        match &cluster.tls {
+            Some(tls) => arguments.extend(tls.borrow().arguments()),
+            None => arguments.push("--insecure".into()),
+        }
         arguments.extend(["--segment-bytes".into(), cluster.segment_bytes.to_string()]);
         arguments.extend(["--listen".into(), listen]);
+        arguments.extend(cluster.more.iter().cloned());
         let membership = ["--node", &id.to_string(), "--cluster", peers].map(str::to_owned).to_vec();
         Ok(Self {
             host,
@@ -87,7 +112,8 @@ impl ChaosNode {
             power,
             disk,
             network: Rc::clone(network),
-            program: (*program).to_owned(),
+            programs: programs.clone(),
+            tls: cluster.tls.clone(),
             shim: Shim::new(&folder),
             folder,
             arguments,
@@ -100,7 +126,7 @@ impl ChaosNode {
     /// Starts the process, and does not wait until it serves.
     pub(crate) fn start(&mut self) -> Result {
         let log = File::options().create(true).append(true).open(self.folder.join("log"))?;
-        let mut command = self.network.command(self.host, &self.program);
+        let mut command = self.network.command(self.host, &self.programs[0]);
         command.args(&self.arguments).args(&self.membership).arg("--data").arg(self.data());
         command.envs(self.shim.environment()).env_remove("LOCKKEEPER_URL");
         self.child = Some(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn()?);
@@ -118,6 +144,28 @@ impl ChaosNode {
     pub(crate) fn restore_power(&self) -> Result {
         self.power.as_ref().ok_or("the node has no such disk")?.restore();
         Ok(())
+    }
+
+    /// The other release: what it runs after its next start.
+    pub(crate) fn change_program(&mut self) {
+        self.programs.swap(0, 1);
+    }
+
+    /// Whether its process runs the program that it was started with last.
+    pub(crate) fn runs_its_program(&self) -> bool {
+        let Some(child) = &self.child else { return false };
+        fs::read_link(format!("/proc/{}/exe", child.id())).is_ok_and(|path| path == self.programs[0])
+    }
+
+    /// Whether a client with this part of a URL can connect to it alone.
+    async fn takes(&self, query: &str) -> bool {
+        const LIMIT: Duration = Duration::from_secs(1);
+        let url = format!("lockkeepers://{}{query}", self.address());
+        matches!(timeout(LIMIT, Locks::connect_as(&url, "certificates")).await, Ok(Ok(_)))
+    }
+
+    fn address(&self) -> String {
+        format!("{}:{PORT}", self.network.address(self.host))
     }
 
     fn peer_address(&self) -> String {
@@ -173,10 +221,11 @@ impl ChaosNode {
 
     /// `None` if it does not answer now.
     async fn status(&mut self) -> Option<ServiceStatus> {
-        const LIMIT: Duration = Duration::from_millis(400);
+        // On a busy machine, a new connection takes its time, and one that is given up begins anew.
+        const LIMIT: Duration = Duration::from_secs(2);
         let asked = async {
             if self.status.is_none() {
-                let url = format!("lockkeeper://{}:{PORT}", self.network.address(self.host));
+                let url = url(&self.address(), self.tls.as_ref());
                 self.status = Locks::connect_as(&url, "status").await.ok();
             }
             self.status.as_ref()?.status().await.ok()
@@ -196,10 +245,15 @@ pub(crate) struct ClusterStart<'a> {
     pub(crate) network: &'a Rc<Network>,
     /// A node on each.
     pub(crate) hosts: Range<usize>,
-    pub(crate) program: &'a Path,
+    /// What nodes run; and another release, with which it changes places in an upgrade.
+    pub(crate) programs: [PathBuf; 2],
     pub(crate) folder: PathBuf,
+    /// Without it, nodes and clients use no TLS.
+    pub(crate) tls: Option<Rc<RefCell<Certificates>>>,
     pub(crate) disk: DiskKind,
     pub(crate) segment_bytes: u64,
+    /// Further options of all nodes.
+    pub(crate) more: Vec<String>,
 }
 
 /// All nodes.
@@ -239,8 +293,51 @@ impl Cluster {
 
     /// For clients.
     pub(crate) fn url(&self) -> String {
-        let address = |node: &ChaosNode| format!("{}:{PORT}", node.network.address(node.host));
-        format!("lockkeeper://{}", self.nodes.iter().map(address).collect::<Vec<_>>().join(","))
+        let addresses: Vec<_> = self.nodes.iter().map(ChaosNode::address).collect();
+        url(&addresses.join(","), self.nodes.first().and_then(|node| node.tls.as_ref()))
+    }
+
+    /// Exchanges the authority of all certificates, step by step. Returns whether all nodes trust and show
+    /// the new one alone.
+    ///
+    /// # Errors
+    /// A step has no effect in time.
+    pub(crate) async fn change_authority(&self, between: Duration) -> Result<bool> {
+        let tls = self.nodes.first().and_then(|node| node.tls.as_ref()).ok_or("the nodes have no TLS")?;
+        tls.borrow_mut().make_authority()?;
+        tls.borrow().replace("ca.pem", &[Era::Before, Era::Last])?;
+        self.reload(|tls| (tls.query(Era::Before, Era::Last), true)).await?;
+        sleep(between).await;
+        for file in ["node.key", "node.pem", "client.key", "client.pem"] {
+            tls.borrow().replace(file, &[Era::Last])?;
+        }
+        self.reload(|tls| (tls.query(Era::Last, Era::Last), true)).await?;
+        sleep(between).await;
+        tls.borrow().replace("ca.pem", &[Era::Last])?;
+        self.reload(|tls| (tls.query(Era::Last, Era::Before), false)).await?;
+        self.reload(|tls| (tls.query(Era::Now, Era::Now), true)).await?;
+        Ok(true)
+    }
+
+    /// All nodes read their files again; waits until each takes, or does not take, a client with this part of
+    /// its URL.
+    async fn reload(&self, expected: impl Fn(&Certificates) -> (String, bool)) -> Result {
+        for node in &self.nodes {
+            node.signal(Signal::SIGHUP)?;
+        }
+        let until = Instant::now() + PATIENCE;
+        for node in &self.nodes {
+            let Some(tls) = &node.tls else { continue };
+            let (query, is_taken) = expected(&tls.borrow());
+            while node.takes(&query).await != is_taken {
+                if Instant::now() >= until {
+                    let not = if is_taken { "does not take" } else { "takes" };
+                    return Err(format!("node{} {not} a client with {query}", node.id).into());
+                }
+                sleep(POLL).await;
+            }
+        }
+        Ok(())
     }
 
     /// The latest leader of which a node other than `without` knows now.
@@ -268,10 +365,7 @@ impl Cluster {
     pub(crate) async fn settled(&mut self) -> Result<View> {
         let (until, mut target) = (Instant::now() + PATIENCE, None);
         loop {
-            let mut answers = Vec::new();
-            for node in &mut self.nodes {
-                answers.push(node.status().await);
-            }
+            let answers = join_all(self.nodes.iter_mut().map(ChaosNode::status)).await;
             let leads = |it: &&ServiceStatus| it.role == NodeRole::Leader;
             if let Some(leader) = answers.iter().flatten().filter(leads).max_by_key(|status| status.term) {
                 let target = *target.get_or_insert(leader.applied);
@@ -348,7 +442,7 @@ impl Cluster {
 
     /// Runs `lockkeeper cluster`.
     async fn command(&self, words: &[&str]) -> Result {
-        let mut command = tokio::process::Command::new(&self.nodes[0].program);
+        let mut command = tokio::process::Command::new(&self.nodes[0].programs[0]);
         command.arg("cluster").args(words).args(["--wait", "60s", "--locks", &self.url()]);
         let output = command.kill_on_drop(true).output().await?;
         if output.status.success() {
@@ -356,6 +450,22 @@ impl Cluster {
         }
         let err = String::from_utf8_lossy(&output.stderr);
         Err(format!("lockkeeper cluster {}: {}: {}", words.join(" "), output.status, err.trim()).into())
+    }
+
+    /// What all nodes use, and how long a free lock takes.
+    pub(crate) async fn sample(&self, seconds: u64) -> Result<Sample> {
+        const PAIRS: usize = 20;
+        let locks = self.client.as_ref().ok_or("there is no client")?;
+        let mut took = Vec::new();
+        for _ in 0..PAIRS {
+            let began = Instant::now();
+            locks.mutex("probe").acquire().await?.release().await?;
+            took.push(u64::try_from(began.elapsed().as_micros())?);
+        }
+        took.sort_unstable();
+        let nodes = self.nodes.iter().filter_map(|node| Some((node.child.as_ref()?.id(), node.data())));
+        let nodes = nodes.map(|(pid, data)| usage(pid, &data)).collect::<Result<_>>()?;
+        Ok(Sample { seconds: seconds as f64, nodes, pair: [took[PAIRS / 2], took[PAIRS - 1]] })
     }
 
     /// The wall clock of the leader, as it shows in the lock that is acquired for this.

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use tokio::time::sleep;
 
 use crate::Result;
-use crate::cluster::{Cluster, View};
+use crate::cluster::{ChaosNode, Cluster, View};
 use crate::plan::{Fault, FaultKind, Victim};
 use crate::workers::Workers;
 
@@ -54,7 +54,12 @@ impl World<'_> {
             FaultKind::Kill(Victim::Worker)
             | FaultKind::Stop(Victim::Worker)
             | FaultKind::Cut(Victim::Worker) => self.workers.all[worker].name.clone(),
-            FaultKind::Halves | FaultKind::Loss | FaultKind::Rolling | FaultKind::All => "all".to_owned(),
+            FaultKind::Halves
+            | FaultKind::Loss
+            | FaultKind::Rolling
+            | FaultKind::Upgrade
+            | FaultKind::Certificates
+            | FaultKind::All => "all".to_owned(),
             _ => format!("node{}", node + 1),
         };
         tell(&target, true);
@@ -177,20 +182,20 @@ impl World<'_> {
                     && self.cluster.view(None).await.is_some_and(|view| view.leader != leader)
             }
             FaultKind::Rolling => {
-                let mut restarted = 0;
                 for node in 0..self.count() {
-                    self.cluster.nodes[node].signal(Signal::SIGTERM)?;
-                    if self.cluster.nodes[node].ends_within(Duration::from_secs(30)).await? {
-                        restarted += 1;
-                    } else {
-                        return Err(format!("node{} does not end by SIGTERM", node + 1).into());
-                    }
-                    sleep(lasts / 8).await;
-                    self.cluster.nodes[node].start()?;
-                    self.cluster.settled().await?;
+                    self.restart(node, false, lasts / 8).await?;
                 }
-                restarted == self.count()
+                true
             }
+            FaultKind::Upgrade => {
+                // The leader last.
+                let count = self.count();
+                for after in 1..=count {
+                    self.restart((leader + after) % count, true, lasts / 8).await?;
+                }
+                self.cluster.nodes.iter().all(ChaosNode::runs_its_program)
+            }
+            FaultKind::Certificates => self.cluster.change_authority(lasts / 4).await?,
             FaultKind::All => {
                 for node in &mut self.cluster.nodes {
                     node.kill()?;
@@ -205,6 +210,20 @@ impl World<'_> {
         tell(&target, false);
         self.cluster.settled().await?;
         Ok(bitten)
+    }
+
+    /// Ends a node by SIGTERM, and starts it again after this time, or its other release.
+    async fn restart(&mut self, node: usize, is_upgrade: bool, after: Duration) -> Result {
+        self.cluster.nodes[node].signal(Signal::SIGTERM)?;
+        if !self.cluster.nodes[node].ends_within(Duration::from_secs(30)).await? {
+            return Err(format!("node{} does not end by SIGTERM", node + 1).into());
+        }
+        sleep(after).await;
+        if is_upgrade {
+            self.cluster.nodes[node].change_program();
+        }
+        self.cluster.nodes[node].start()?;
+        self.cluster.settled().await.map(drop)
     }
 
     fn count(&self) -> usize {

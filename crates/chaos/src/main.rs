@@ -6,7 +6,7 @@
 //! Reading order: `options.rs`, `plan.rs` (the faults of a seed), `run.rs` (rounds), `cluster.rs` and
 //! `workers.rs` (processes), `inject.rs` (faults), `worker/mod.rs` (what a worker does), `mutant.rs` (planted
 //! mistakes), `check.rs`, `summary.rs`, `record.rs` (the page of all recorded runs); `compare/mod.rs` (the
-//! table of all locks).
+//! table of all locks), `crowd.rs` (many clients at once).
 //!
 //! # Invariants
 //!
@@ -16,9 +16,11 @@
 
 #![expect(clippy::print_stdout, reason = "a command: its summary goes to stdout")]
 
+mod certificates;
 mod check;
 mod cluster;
 mod compare;
+mod crowd;
 mod inject;
 mod mutant;
 mod options;
@@ -27,6 +29,7 @@ mod plan;
 mod processes;
 mod record;
 mod run;
+mod samples;
 mod summary;
 mod worker;
 mod workers;
@@ -45,6 +48,8 @@ fn main() -> ExitCode {
     let ended = match worker {
         Some(Sub::Worker(options)) => worker::run(&options).map(|()| true),
         Some(Sub::Compare(options)) => compare::run(&options),
+        Some(Sub::Crowd(options)) => crowd::run(&options),
+        Some(Sub::CrowdWorker(options)) => worker::crowd::run(&options).map(|()| true),
         Some(Sub::Contend(options)) => compare::contend(options).map(|()| true),
         None => run::run(run),
     };

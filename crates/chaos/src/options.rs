@@ -27,9 +27,36 @@ pub(crate) enum Sub {
     Worker(WorkerOptions),
     /// The same work and faults on the locks of others, through their own clients and through ours
     Compare(CompareOptions),
+    /// Ten thousand sessions after a restart, and a hundred thousand waiters over a change of the leader
+    Crowd(CrowdOptions),
+    /// One process of a crowd; started by it
+    #[command(hide = true)]
+    CrowdWorker(CrowdWorkerOptions),
     /// One contender of a comparison; started by it
     #[command(hide = true)]
     Contend(ContendOptions),
+}
+
+#[derive(Args)]
+pub(crate) struct CrowdOptions {
+    /// Clients, each with a session
+    #[arg(long, default_value_t = 10_000, value_name = "N")]
+    pub(crate) sessions: usize,
+    /// Waiters for one lock
+    #[arg(long, default_value_t = 100_000, value_name = "N")]
+    pub(crate) waiters: usize,
+}
+
+#[derive(Args)]
+pub(crate) struct CrowdWorkerOptions {
+    #[arg(long)]
+    pub(crate) name: String,
+    #[arg(long)]
+    pub(crate) url: String,
+    #[arg(long)]
+    pub(crate) sessions: usize,
+    #[arg(long)]
+    pub(crate) waiters: usize,
 }
 
 #[derive(Args)]
@@ -81,18 +108,25 @@ pub(crate) struct RunOptions {
     /// Nodes of our own service
     #[arg(long, default_value = "3", value_parser = ["1", "3", "5"])]
     pub(crate) nodes: String,
-    /// Only these kinds of faults
+    /// The program of another release: nodes begin with it, and `upgrade` goes to the present one, or back
+    #[arg(long, value_name = "FILE")]
+    pub(crate) previous: Option<PathBuf>,
+    /// Only these kinds of faults; `none` for a steady load
     #[arg(long, value_delimiter = ',', value_name = "FAULT")]
     pub(crate) faults: Vec<String>,
-    /// Worker processes
-    #[arg(long, default_value_t = 3, value_name = "N")]
-    pub(crate) workers: usize,
-    /// Tasks of each worker
+    /// Worker processes, each with a client: `rust`; on our own service also those in other languages
+    #[arg(long, value_delimiter = ',', default_value = "rust,rust,rust", value_name = "CLIENT",
+          value_parser = crate::workers::CLIENTS)]
+    pub(crate) clients: Vec<String>,
+    /// Tasks of each worker; in other languages a quarter
     #[arg(long, default_value_t = 128, value_name = "N")]
     pub(crate) tasks: usize,
     /// Seconds of faults between two checks
     #[arg(long, default_value_t = 45, value_name = "N")]
     pub(crate) round: u64,
+    /// With `--faults none`: where the plot of what the nodes use is written
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) samples: Option<PathBuf>,
     /// Print the plan, and do nothing else
     #[arg(long)]
     pub(crate) plan: bool,
@@ -133,6 +167,9 @@ pub(crate) struct WorkerOptions {
     pub(crate) seed: u64,
     #[arg(long)]
     pub(crate) tasks: usize,
+    /// The command line of its driver; none: it uses the Rust library
+    #[arg(long)]
+    pub(crate) driver: Option<String>,
     /// The name of the service in the history
     #[arg(long)]
     pub(crate) service: String,

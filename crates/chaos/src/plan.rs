@@ -57,12 +57,17 @@ pub(crate) enum FaultKind {
     Transfer,
     /// All nodes are restarted by SIGTERM, one after the other.
     Rolling,
+    /// The same, and each is another release afterwards. Only if there is another one.
+    Upgrade,
+    /// The authority of all certificates is exchanged. Only if it is asked for by name: nodes and clients use
+    /// TLS then.
+    Certificates,
     /// All nodes are killed at once.
     All,
 }
 
 /// All kinds.
-pub(crate) const KINDS: [FaultKind; 22] = [
+pub(crate) const KINDS: [FaultKind; 24] = [
     FaultKind::Kill(Victim::Leader),
     FaultKind::Kill(Victim::Follower),
     FaultKind::Kill(Victim::Worker),
@@ -84,6 +89,8 @@ pub(crate) const KINDS: [FaultKind; 22] = [
     FaultKind::Member,
     FaultKind::Transfer,
     FaultKind::Rolling,
+    FaultKind::Upgrade,
+    FaultKind::Certificates,
     FaultKind::All,
 ];
 
@@ -106,6 +113,8 @@ impl FaultKind {
             Self::Member => "member".into(),
             Self::Transfer => "transfer".into(),
             Self::Rolling => "rolling".into(),
+            Self::Upgrade => "upgrade".into(),
+            Self::Certificates => "certificates".into(),
             Self::All => "all".into(),
         }
     }

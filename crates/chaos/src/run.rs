@@ -1,5 +1,7 @@
 //! A run: rounds of faults, each of them checked.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -7,6 +9,7 @@ use std::time::Duration;
 
 use lockkeeper::BootInstant;
 use lockkeeper_history::{FaultEvent, HistoryEvent, HistoryWriter, host_clock};
+use lockkeeper_lab::conformance::languages::Language;
 use lockkeeper_rig::Network;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -14,6 +17,7 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 use crate::Result;
+use crate::certificates::Certificates;
 use crate::check::check;
 use crate::cluster::{Cluster, ClusterStart, DiskKind};
 use crate::inject::World;
@@ -23,13 +27,15 @@ use crate::plan::{Fault, FaultKind, KINDS, Plan, Victim};
 use crate::summary::Summary;
 use crate::worker::SERVICE;
 use crate::workers::{WorkerPlace, Workers};
-use crate::{others, record};
+use crate::{others, record, samples};
 
 /// How long workers run before the first fault of a round, and after the last.
 const MARGIN: Duration = Duration::from_secs(1);
+/// Between two samples of a steady load.
+const SAMPLE: Duration = Duration::from_secs(5);
 /// The size of a file of the log. Small ones roll all the time.
 pub(crate) const SMALL_SEGMENT: u64 = 1 << 18;
-const LARGE_SEGMENT: u64 = 1 << 26;
+pub(crate) const LARGE_SEGMENT: u64 = 1 << 26;
 /// Room for the histories of a round.
 const DISK: &str = "size=6g";
 
@@ -43,17 +49,27 @@ pub(crate) fn run(options: RunOptions) -> Result<bool> {
     let commit = options.record.then(record::commit).transpose()?;
     let folder = private_disk()?;
     let second = options.mutant.is_some_and(ChaosMutant::has_second_service);
-    let hosts = options.nodes() + options.workers + usize::from(second);
+    let hosts = options.nodes() + options.clients.len() + usize::from(second);
     let network = Rc::new(Network::around_this_thread(u8::try_from(hosts)?));
     // The processes are children of this thread, and end with it.
     // A build during the run must not change what runs.
-    let programs = Rc::new(Programs::copied(folder.path())?);
+    let mut programs = Programs::copied(folder.path())?;
+    if let Some(previous) = &options.previous {
+        let copy = folder.path().join("lockkeeper-previous");
+        fs::copy(previous, &copy).map_err(|error| format!("{}: {error}", previous.display()))?;
+        programs.previous = Some(copy);
+    }
+    programs.build_drivers(&options, folder.path())?;
+    let programs = Rc::new(programs);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let run = Run { options: Rc::new(options.clone()), network, programs, folder: folder.path() };
     let summary = runtime.block_on(run.rounds(kinds));
     free_disk(&folder)?;
     let summary = summary?;
     println!("{}", if options.json { summary.json() } else { summary.text() });
+    if let Some(file) = &options.samples {
+        fs::write(file, samples::plot(&summary.samples))?;
+    }
     if let Some(commit) = commit {
         record::record(&summary, &commit)?;
     }
@@ -89,7 +105,12 @@ fn kinds(options: &RunOptions) -> Result<Vec<FaultKind>> {
         other => others::kinds(other),
     };
     if options.faults.is_empty() {
-        let usual = || possible.into_iter().filter(|kind| *kind != FaultKind::Power).collect();
+        let is_usual = |kind: &FaultKind| match kind {
+            FaultKind::Power | FaultKind::Certificates => false,
+            FaultKind::Upgrade => options.previous.is_some(),
+            _ => true,
+        };
+        let usual = || possible.into_iter().filter(is_usual).collect();
         return Ok(options.mutant.map_or_else(usual, ChaosMutant::faults));
     }
     let named = |name: &String| {
@@ -98,7 +119,18 @@ fn kinds(options: &RunOptions) -> Result<Vec<FaultKind>> {
             format!("there is no fault `{name}` here; there are {}", names.join(", ")).into()
         })
     };
-    options.faults.iter().map(named).collect()
+    if options.faults == ["none"] {
+        return Ok(Vec::new());
+    }
+    let kinds: Vec<_> = options.faults.iter().map(named).collect::<Result<_>>()?;
+    let uses_http = || options.clients.iter().any(|client| ["go", "java"].contains(&client.as_str()));
+    if kinds.contains(&FaultKind::Upgrade) && options.previous.is_none() {
+        return Err("an upgrade needs another release: --previous FILE".into());
+    }
+    if kinds.contains(&FaultKind::Certificates) && uses_http() {
+        return Err("the drivers of Go and Java take no certificates: leave them out of --clients".into());
+    }
+    Ok(kinds)
 }
 
 fn needs_followers(kind: FaultKind) -> bool {
@@ -125,6 +157,10 @@ fn print_plan(options: &RunOptions, kinds: Vec<FaultKind>) {
 pub(crate) struct Programs {
     pub(crate) lockkeeper: PathBuf,
     pub(crate) chaos: PathBuf,
+    /// Another release of `lockkeeper`.
+    previous: Option<PathBuf>,
+    /// The command lines of drivers, by their language.
+    pub(crate) drivers: BTreeMap<&'static str, String>,
 }
 
 impl Programs {
@@ -143,7 +179,30 @@ impl Programs {
         Ok(Self {
             lockkeeper: copied(own.with_file_name("lockkeeper"), "lockkeeper")?,
             chaos: copied(own, "lockkeeper-chaos")?,
+            previous: None,
+            drivers: BTreeMap::new(),
         })
+    }
+
+    /// What nodes run first, and after an upgrade.
+    fn releases(&self) -> [PathBuf; 2] {
+        let present = self.lockkeeper.clone();
+        [self.previous.clone().unwrap_or_else(|| present.clone()), present]
+    }
+
+    /// Builds the drivers of the clients that are not in Rust.
+    fn build_drivers(&mut self, options: &RunOptions, folder: &Path) -> Result {
+        // Where cargo has the native modules, also those that it has built for tests.
+        let modules = std::env::current_exe()?.with_file_name("deps");
+        for language in Language::ALL {
+            if options.clients.iter().any(|client| client == language.name()) {
+                if options.on != "own" {
+                    return Err("clients in other languages work on our own service only: --on own".into());
+                }
+                self.drivers.insert(language.name(), language.driver(folder, &modules)?);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -199,17 +258,24 @@ impl Run<'_> {
         let mut start = ClusterStart {
             network: &self.network,
             hosts: 0..nodes,
-            program: &self.programs.lockkeeper,
+            programs: self.programs.releases(),
             folder: self.folder.to_owned(),
+            tls: None,
+            more: Vec::new(),
             disk: if lies || kinds.contains(&FaultKind::Power) { DiskKind::Power } else { DiskKind::Memory },
             // New files that a disk has lost would be noticed.
             segment_bytes: if lies { LARGE_SEGMENT } else { SMALL_SEGMENT },
         };
+        if kinds.contains(&FaultKind::Certificates) {
+            let hosts = (0..nodes).map(|host| self.network.address(host)).collect();
+            let tls = Certificates::new(&self.programs.lockkeeper, self.folder, hosts)?;
+            start.tls = Some(Rc::new(RefCell::new(tls)));
+        }
         let cluster = Cluster::start(&start).await?;
         if !mutant.is_some_and(ChaosMutant::has_second_service) {
             return Ok(TestedService::Own(cluster, None));
         }
-        let last = nodes + self.options.workers;
+        let last = nodes + self.options.clients.len();
         start.hosts = last..last + 1;
         start.folder = self.folder.join("second");
         Ok(TestedService::Own(cluster, Some(Cluster::start(&start).await?)))
@@ -231,8 +297,8 @@ impl Run<'_> {
             TestedService::Other(_) => unreachable!("it has its own places"),
         };
         match service {
-            TestedService::Own(..) => (0..options.workers).map(place).collect(),
-            TestedService::Other(other) => other.places(options.workers),
+            TestedService::Own(..) => (0..options.clients.len()).map(place).collect(),
+            TestedService::Other(other) => other.places(options.clients.len()),
         }
     }
 
@@ -257,7 +323,10 @@ impl Run<'_> {
             mutant.strike(cluster, &workers).await?;
         }
         while Instant::now() < until {
-            let Some(fault) = plan.next() else { break };
+            let Some(fault) = plan.next() else {
+                self.sampled(service, until, summary).await?;
+                break;
+            };
             let name = fault.kind.name();
             let tell = |target: &str, begins| tell(&faults, &fault, target, begins);
             let played = match service {
@@ -282,6 +351,18 @@ impl Run<'_> {
         files.push(history);
         files.retain(|file| file.exists());
         Ok(files)
+    }
+
+    /// A steady load until this moment.
+    async fn sampled(&self, service: &TestedService, until: Instant, summary: &mut Summary) -> Result {
+        while Instant::now() < until {
+            if let TestedService::Own(cluster, _) = service {
+                let seconds = summary.seconds();
+                summary.samples.push(cluster.sample(seconds).await?);
+            }
+            sleep(SAMPLE).await;
+        }
+        Ok(())
     }
 
     /// Copies the histories of a round, and the logs of all nodes.

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::check::Checked;
 use crate::options::RunOptions;
+use crate::samples::{self, Sample};
 
 /// All rounds of a run.
 pub(crate) struct Summary {
@@ -19,6 +20,7 @@ pub(crate) struct Summary {
     pub(crate) rounds: u64,
     counts: Counts,
     grants: BTreeMap<String, u64>,
+    grants_by_worker: BTreeMap<String, u64>,
     /// By kind: how many were injected, and how many of them have bitten.
     faults: BTreeMap<String, [u64; 2]>,
     /// By kind of fault, in nanoseconds.
@@ -29,6 +31,8 @@ pub(crate) struct Summary {
     shown: BTreeMap<&'static str, String>,
     /// Failures that are no violations: a cluster that does not recover, a worker that ended by itself.
     pub(crate) failures: Vec<String>,
+    /// Of a run without faults.
+    pub(crate) samples: Vec<Sample>,
     /// Folders with the histories of rounds that were not well.
     pub(crate) kept: Vec<PathBuf>,
 }
@@ -41,12 +45,14 @@ impl Summary {
             rounds: 0,
             counts: Counts::default(),
             grants: BTreeMap::new(),
+            grants_by_worker: BTreeMap::new(),
             faults: BTreeMap::new(),
             gaps: BTreeMap::new(),
             checking: Duration::ZERO,
             bytes: 0,
             shown: BTreeMap::new(),
             failures: Vec::new(),
+            samples: Vec::new(),
             kept: Vec::new(),
         }
     }
@@ -61,17 +67,14 @@ impl Summary {
     /// Adds a round; returns a line about it.
     pub(crate) fn round(&mut self, checked: &Checked) -> String {
         let counts = checked.counts;
-        self.counts.lines += counts.lines;
-        self.counts.writers += counts.writers;
-        self.counts.grants += counts.grants;
-        self.counts.denials += counts.denials;
-        self.counts.questions += counts.questions;
-        self.counts.fenced += counts.fenced;
-        self.counts.violations += counts.violations;
+        self.counts += counts;
         self.checking += checked.took;
         self.bytes += checked.bytes;
         for (work, count) in &checked.grants {
             *self.grants.entry(work.clone()).or_default() += count;
+        }
+        for (worker, count) in &checked.grants_by_worker {
+            *self.grants_by_worker.entry(worker.clone()).or_default() += count;
         }
         for (kind, gaps) in &checked.gaps {
             self.gaps.entry(kind.clone()).or_default().extend(gaps);
@@ -152,6 +155,9 @@ impl Summary {
         for (work, count) in &self.grants {
             let _ = writeln!(out, "  {work:<14} {count:>9}");
         }
+        for (worker, count) in &self.grants_by_worker {
+            let _ = writeln!(out, "  {worker:<24} {count:>9}");
+        }
         let _ = writeln!(
             out,
             "faults          injected  bitten   longest pause without a grant, ms: p50, p95, max"
@@ -159,6 +165,9 @@ impl Summary {
         for (kind, [injected, bitten]) in &self.faults {
             let [p50, p95, max] = self.pauses(kind);
             let _ = writeln!(out, "  {kind:<14} {injected:>7} {bitten:>7} {p50:>9} {p95:>6} {max:>6}");
+        }
+        if !self.samples.is_empty() {
+            out += &samples::text(&self.samples);
         }
         for text in self.shown.values() {
             let _ = write!(out, "VIOLATION {text}");
@@ -205,6 +214,7 @@ impl Summary {
             "questions": self.counts.questions,
             "fenced": self.counts.fenced,
             "grants_by_work": self.grants,
+            "grants_by_worker": self.grants_by_worker,
             "faults": self.faults.iter().map(faults).collect::<serde_json::Map<String, Value>>(),
             "violations": self.violations(),
             "violation_kinds": self.shown.keys().collect::<Vec<_>>(),

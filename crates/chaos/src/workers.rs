@@ -2,13 +2,14 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Stdio};
 use std::rc::Rc;
 use std::time::Duration;
 
 use lockkeeper_rig::{Network, Shim};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tokio::time::{Instant, sleep};
 
@@ -17,6 +18,11 @@ use crate::mutant::ChaosMutant;
 use crate::options::RunOptions;
 use crate::processes::command_at;
 use crate::run::Programs;
+
+/// What workers can work with.
+pub(crate) const CLIENTS: [&str; 6] = ["rust", "python", "asyncio", "node", "go", "java"];
+/// A driver's worker has this many times fewer tasks: all go through one pipe.
+const DRIVEN: usize = 4;
 
 /// The hosts of workers come after those of nodes.
 pub(crate) struct Worker {
@@ -75,21 +81,27 @@ impl Workers {
     /// Starts one, again.
     fn begin(&mut self, index: usize) -> Result {
         let (worker, options) = (&mut self.all[index], &self.options);
+        let driver = self.programs.drivers.get(options.clients[index].as_str());
         let program = &self.programs.chaos;
         let mut command = command_at(&self.network, worker.place.host, program);
         worker.seed += 1000;
         let log = File::options().create(true).append(true).open(worker.folder.join(&worker.name))?;
         command.args(["worker", "--name", &worker.name, "--url", &worker.place.url, "--history"]);
         command.arg(&worker.history).arg("--ledgers").arg(worker.folder.join("ledgers"));
-        command.args(["--seed", &worker.seed.to_string(), "--tasks", &options.tasks.to_string()]);
+        let tasks = if driver.is_some() { options.tasks.div_ceil(DRIVEN) } else { options.tasks };
+        command.args(["--seed", &worker.seed.to_string(), "--tasks", &tasks.to_string()]);
+        command.args(driver.iter().flat_map(|driver| ["--driver", driver]));
         command.args(["--service", worker.place.service]);
         if let Some(mutant) = options.mutant {
             command.args(["--mutant", &mutant.name()]).envs(self.shim.environment());
         }
-        if !options.mutant.is_some_and(ChaosMutant::has_claims) {
+        // A worker with a driver writes its history itself, also of those drivers whose library would.
+        if driver.is_none() && !options.mutant.is_some_and(ChaosMutant::has_claims) {
             command.env("LOCKKEEPER_HISTORY", &worker.history);
         }
         command.env("LOCKKEEPER_HISTORY_SERVICE", worker.place.service);
+        // A driver is stopped together with its worker.
+        command.process_group(0);
         let mut child = command.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log).spawn()?;
         let stdin = child.stdin.take().ok_or("a worker without a pipe")?;
         worker.child = Some((child, stdin));
@@ -171,7 +183,7 @@ impl Workers {
 impl Worker {
     fn signal(&self, signal: Signal) -> Result {
         let (child, _) = self.child.as_ref().ok_or("the worker does not run")?;
-        Ok(kill(Pid::from_raw(i32::try_from(child.id())?), signal)?)
+        Ok(killpg(Pid::from_raw(i32::try_from(child.id())?), signal)?)
     }
 
     fn kill(&mut self) -> Result {

@@ -40,6 +40,63 @@ fn power_cuts_of_nodes_break_no_promise() {
     assert!(code == Some(0) && bitten > Some(0), "{code:?}: {summary:#}");
 }
 
+#[test]
+fn clients_in_all_languages_work_beside_each_other_through_faults() {
+    let clients = "rust,python,asyncio,node,go,java";
+    let (code, summary) = chaos(&format!("--seed 14 --seconds 20 --round 20 --tasks 32 --clients {clients}"));
+    assert_eq!((code, &summary["violations"]), (Some(0), &0.into()), "{summary:#}");
+    let grants = summary["grants_by_worker"].as_object().unwrap();
+    assert!(grants.len() == 6 && grants.values().all(|it| it.as_u64() > Some(50)), "{summary:#}");
+}
+
+/// What drivers say is enough to contradict a promise.
+#[test]
+fn another_service_by_the_same_name_is_found_through_drivers() {
+    finds("wrong-service --clients go,java,go", "overlap");
+}
+
+#[test]
+fn clients_of_other_services_are_in_rust() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper-chaos"));
+    let output = command.args(["--on", "file", "--clients", "rust,go"]).output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && err.contains("our own service only"), "{err}");
+}
+
+#[test]
+fn change_of_the_authority_breaks_no_promise() {
+    let (code, summary) = chaos("--seed 15 --seconds 10 --round 10 --tasks 16 --faults certificates");
+    let bitten = summary["faults"]["certificates"]["bitten"].as_u64();
+    assert!(code == Some(0) && bitten > Some(0), "{code:?}: {summary:#}");
+}
+
+#[test]
+fn upgrades_and_ways_back_break_no_promise() {
+    let program = Path::new(env!("CARGO_BIN_EXE_lockkeeper-chaos")).with_file_name("lockkeeper");
+    let upgrade = format!("--faults upgrade --previous {}", program.display());
+    let (code, summary) = chaos(&format!("--seed 16 --seconds 15 --round 15 --tasks 16 {upgrade}"));
+    let bitten = summary["faults"]["upgrade"]["bitten"].as_u64();
+    assert!(code == Some(0) && bitten > Some(1), "{code:?}: {summary:#}");
+}
+
+#[test]
+fn steady_load_is_sampled_and_plotted() {
+    let plot = Path::new(env!("CARGO_TARGET_TMPDIR")).join("samples.svg");
+    let samples = format!("--samples {}", plot.display());
+    let (code, _) = chaos(&format!("--seed 17 --seconds 12 --round 12 --tasks 8 --faults none {samples}"));
+    let svg = std::fs::read_to_string(plot).unwrap();
+    assert!(code == Some(0) && svg.contains("memory, node3"), "{code:?}: {svg}");
+}
+
+#[test]
+fn crowds_live_through_a_restart_and_a_change_of_the_leader() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper-chaos"));
+    let output = command.args(["crowd", "--sessions", "200", "--waiters", "2000"]).output().unwrap();
+    let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(output.status.success(), "{summary:#}");
+    assert_eq!((&summary["sessions_pulsed"], &summary["waiters_granted"]), (&200.into(), &2000.into()));
+}
+
 /// A planted mistake and the kind of violation that must follow: it is found in the first round, or in one of
 /// the next ones.
 fn finds(mutant: &str, kind: &str) {

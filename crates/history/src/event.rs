@@ -35,6 +35,8 @@ pub enum HistoryEvent {
     Listed(ListedEvent),
     /// A fence was asked to raise its mark.
     Entered(EnteredEvent),
+    /// A fence's store was asked for its mark.
+    Marked(MarkedEvent),
     /// A protected value was read.
     Read(ReadEvent),
     /// A protected value was replaced.
@@ -219,6 +221,17 @@ pub struct EnteredEvent {
     pub asked: u64,
     /// The fence's decision.
     pub verdict: FenceVerdict,
+}
+
+/// A fence's store was asked for its mark.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MarkedEvent {
+    /// The resource, as in [`EnteredEvent`].
+    pub resource: String,
+    /// Before the question.
+    pub asked: u64,
+    /// The highest token that has passed for writing.
+    pub token: u64,
 }
 
 /// A protected value was read.

@@ -22,8 +22,8 @@ mod writer;
 
 pub use event::{
     ClockEvent, DeniedEvent, DowngradedEvent, EndedEvent, EnteredEvent, FaultEvent, FenceVerdict,
-    GrantedEvent, HistoryEvent, HistoryLine, HoldEnd, HoldMode, ListedEvent, ReadEvent, SlotOf, StatusEvent,
-    TokenAnswer, WriteOutcome, WriterEvent, WroteEvent,
+    GrantedEvent, HistoryEvent, HistoryLine, HoldEnd, HoldMode, ListedEvent, MarkedEvent, ReadEvent, SlotOf,
+    StatusEvent, TokenAnswer, WriteOutcome, WriterEvent, WroteEvent,
 };
 #[cfg(feature = "read")]
 pub use read::{LineError, parse};

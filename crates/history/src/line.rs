@@ -37,6 +37,7 @@ impl HistoryEvent {
             Self::Status(_) => "status",
             Self::Listed(_) => "listed",
             Self::Entered(_) => "entered",
+            Self::Marked(_) => "marked",
             Self::Read(_) => "read",
             Self::Wrote(_) => "wrote",
             Self::Fault(_) => "fault",
@@ -187,6 +188,11 @@ impl Object {
                 self.number("token", it.token);
                 self.number("asked", it.asked);
                 self.text("verdict", it.verdict.word());
+            }
+            HistoryEvent::Marked(it) => {
+                self.text("resource", &it.resource);
+                self.number("asked", it.asked);
+                self.number("token", it.token);
             }
             HistoryEvent::Read(it) => {
                 self.text("resource", &it.resource);

@@ -6,8 +6,8 @@ use serde::Deserialize;
 
 use crate::event::{
     ClockEvent, DeniedEvent, DowngradedEvent, EndedEvent, EnteredEvent, FaultEvent, FenceVerdict,
-    GrantedEvent, HistoryEvent, HistoryLine, HoldEnd, HoldMode, ListedEvent, ReadEvent, SlotOf, StatusEvent,
-    TokenAnswer, WriteOutcome, WriterEvent, WroteEvent,
+    GrantedEvent, HistoryEvent, HistoryLine, HoldEnd, HoldMode, ListedEvent, MarkedEvent, ReadEvent, SlotOf,
+    StatusEvent, TokenAnswer, WriteOutcome, WriterEvent, WroteEvent,
 };
 
 /// Why a line is none of a history.
@@ -166,6 +166,11 @@ impl Fields<'_> {
                 asked: field!(asked),
                 verdict: word!(verdict, FenceVerdict),
             }),
+            "marked" => HistoryEvent::Marked(MarkedEvent {
+                resource: field!(resource),
+                asked: field!(asked),
+                token: field!(token),
+            }),
             "read" => HistoryEvent::Read(ReadEvent {
                 resource: field!(resource),
                 asked: field!(asked),
@@ -266,6 +271,9 @@ mod tests {
             (three, number(), number()).prop_map(|([resource, service, lock], token, asked)| {
                 let verdict = FenceVerdict::Stale;
                 HistoryEvent::Entered(EnteredEvent { resource, service, lock, token, asked, verdict })
+            }),
+            (text, number(), number()).prop_map(|(resource, asked, token)| {
+                HistoryEvent::Marked(MarkedEvent { resource, asked, token })
             }),
             (text, number(), text).prop_map(|(resource, asked, version)| {
                 HistoryEvent::Read(ReadEvent { resource, asked, version })

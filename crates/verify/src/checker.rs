@@ -79,6 +79,12 @@ impl Checker {
                 lock.listed(&event.lock, &event.tokens, times, &line, &mut found);
             }
             HistoryEvent::Entered(event) => self.entered(event, moment, &line, &mut found),
+            HistoryEvent::Marked(event) => {
+                self.counts.fenced += 1;
+                let resource = entry(&mut self.resources, &event.resource);
+                let times = moment.call(event.asked);
+                resource.marked(&event.resource, event.token, times, &line, &mut found);
+            }
             HistoryEvent::Read(event) => {
                 self.counts.fenced += 1;
                 let asked = moment.call(event.asked).0;

@@ -159,8 +159,8 @@ const fn meaning(kind: ViolationKind) -> &'static str {
             "What the lock service said of a holder was not so at any moment between question and answer."
         }
         ViolationKind::FenceOrder => {
-            "The fence let a former holder pass, though it had seen a later one: a paused client can overwrite \
-             the work of its successor."
+            "The fence let a former holder pass, though it had seen a later one, or has forgotten that: a paused \
+             client can overwrite the work of its successor."
         }
         ViolationKind::LostUpdate => "A write was acknowledged, and what came after it does not contain it.",
         ViolationKind::TwoLocks => "Clients with different locks do not exclude each other.",
@@ -254,6 +254,9 @@ fn sentence(placed: &PlacedLine, violation: &PlacedViolation) -> String {
             };
             let (resource, token, lock) = (&it.resource, it.token, &it.lock);
             format!("the fence of `{resource}` {verdict} token {token} of `{lock}`, shown by {by}{called}")
+        }
+        HistoryEvent::Marked(it) => {
+            format!("the mark of `{}` was {}, told to {by}{called}", it.resource, it.token)
         }
         HistoryEvent::Read(it) => format!("{by} read version `{}` of `{}`{called}", it.version, it.resource),
         HistoryEvent::Wrote(it) => {

@@ -15,7 +15,7 @@ pub enum ViolationKind {
     Permits,
     /// What a lock service said of a token, or of who holds a lock, was not so at any moment of the call.
     Answer,
-    /// A fence accepted a token after a higher one (P3).
+    /// A fence accepted a token after a higher one, or its mark went back (P3).
     FenceOrder,
     /// An acknowledged update is not in what came after it (P3).
     LostUpdate,
@@ -70,6 +70,20 @@ pub struct Counts {
     pub faults: u64,
     /// Violations.
     pub violations: u64,
+}
+
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        let Self { lines, writers, grants, denials, questions, fenced, faults, violations } = other;
+        self.lines += lines;
+        self.writers += writers;
+        self.grants += grants;
+        self.denials += denials;
+        self.questions += questions;
+        self.fenced += fenced;
+        self.faults += faults;
+        self.violations += violations;
+    }
 }
 
 impl Counts {

@@ -70,6 +70,25 @@ impl ResourceState {
         self.accepted.issued(at, token, line);
     }
 
+    /// The mark of the fence, as its store has it: every token that had passed before is at most that.
+    pub(crate) fn marked(
+        &mut self,
+        resource: &str,
+        token: u64,
+        (asked, at): (Time, Time),
+        line: &Arc<HistoryLine>,
+        found: &mut Vec<Violation>,
+    ) {
+        if let Some((highest, before)) = self.accepted.highest_before(asked)
+            && *highest > token
+        {
+            let text = format!("the mark of `{resource}` is {token}, though {highest} had passed before");
+            let lines = excerpt([before, line].into_iter());
+            found.push(Violation { kind: ViolationKind::FenceOrder, text, lines });
+        }
+        self.accepted.issued(at, token, line);
+    }
+
     /// The resource is used under this lock.
     pub(crate) fn guarded(
         &mut self,

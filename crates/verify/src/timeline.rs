@@ -59,6 +59,7 @@ impl PlacedLine {
             HistoryEvent::Status(event) => event.asked,
             HistoryEvent::Listed(event) => event.asked,
             HistoryEvent::Entered(event) => event.asked,
+            HistoryEvent::Marked(event) => event.asked,
             HistoryEvent::Read(event) => event.asked,
             HistoryEvent::Wrote(event) => event.asked,
             _ => return None,

@@ -50,10 +50,12 @@ impl ComparedService {
                 let cluster = Cluster::start(&ClusterStart {
                     network,
                     hosts: 0..count,
-                    program,
+                    programs: [program.to_owned(), program.to_owned()],
                     folder: folder.to_owned(),
                     disk: DiskKind::Memory,
                     segment_bytes: SMALL_SEGMENT,
+                    tls: None,
+                    more: Vec::new(),
                 })
                 .await?;
                 Ok(Self::Own { cluster, network: Rc::clone(network), count })

@@ -5,6 +5,9 @@
 
 pub(crate) mod answers;
 mod claims;
+pub(crate) mod crowd;
+mod driven;
+mod driver;
 mod ledger;
 mod tasks;
 
@@ -32,9 +35,27 @@ pub(crate) struct Errors(Arc<Mutex<BTreeMap<String, u64>>>);
 
 impl Errors {
     pub(crate) fn count(&self, error: &impl std::fmt::Debug) {
-        let text: String = format!("{error:?}").chars().take(60).collect();
+        let text: String = format!("{error:?}").chars().take(160).collect();
         *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(text).or_default() += 1;
     }
+
+    fn show(&self) {
+        for (text, count) in self.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            eprintln!("{count} × {text}");
+        }
+    }
+}
+
+/// One of these kinds of work, each as likely as its weight says.
+fn weighted<W: Copy>(random: &mut fastrand::Rng, works: &[(W, u32)]) -> W {
+    let mut at = random.u32(0..works.iter().map(|(_, weight)| weight).sum());
+    for (work, weight) in works {
+        match at.checked_sub(*weight) {
+            Some(left) => at = left,
+            None => return *work,
+        }
+    }
+    unreachable!("a number below the sum of all weights is in one of them")
 }
 
 /// Works until the end of standard input.
@@ -53,9 +74,12 @@ async fn work(options: &WorkerOptions) -> Result {
         let _ = BufReader::new(tokio::io::stdin()).read_line(&mut line).await;
     });
     tokio::pin!(end);
+    if let Some(command) = &options.driver {
+        return driven::work(command, options, end).await;
+    }
     let locks = tokio::select! {
         _ = &mut end => return Ok(()),
-        locks = connected(options) => locks?,
+        locks = connected(&options.url, &options.name) => locks?,
     };
     let now = clock.now();
     let by = format!("{}-{now}", options.name);
@@ -84,16 +108,14 @@ async fn work(options: &WorkerOptions) -> Result {
         let _ = task.await;
     }
     let _ = locks.shutdown(Duration::from_secs(5)).await;
-    for (text, count) in errors.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-        eprintln!("{count} × {text}");
-    }
+    errors.show();
     Ok(())
 }
 
 /// A worker may begin in the middle of a fault.
-async fn connected(options: &WorkerOptions) -> Result<Locks> {
+async fn connected(url: &str, name: &str) -> Result<Locks> {
     loop {
-        match Locks::connect_as(&options.url, &options.name).await {
+        match Locks::connect_as(url, name).await {
             Ok(locks) => return Ok(locks),
             Err(error) => {
                 eprintln!("{error:?}");

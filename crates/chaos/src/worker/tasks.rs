@@ -6,9 +6,9 @@ use lockkeeper::{AcquireError, Capabilities, Guard, Lock, Locks, Token, Wait};
 use lockkeeper_fence::Section;
 use tokio::time::{sleep, timeout};
 
-use super::Errors;
 use super::claims::Claims;
 use super::ledger::Ledger;
+use super::{Errors, weighted};
 
 const TTLS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
 
@@ -104,17 +104,10 @@ impl WorkerTask {
 
     pub(crate) async fn work(mut self) {
         let can = self.locks.capabilities().clone();
-        let possible: Vec<_> = WEIGHTS.iter().filter(|(work, _)| work.is_possible(&can)).collect();
-        let total = possible.iter().map(|(_, weight)| weight).sum();
+        let possible: Vec<_> = WEIGHTS.into_iter().filter(|(work, _)| work.is_possible(&can)).collect();
         loop {
-            let mut at = self.random.u32(0..total);
-            let chosen = possible.iter().find(|(_, weight)| {
-                let is_it = at < *weight;
-                at = at.saturating_sub(*weight);
-                is_it
-            });
-            let Some((work, _)) = chosen else { return };
-            if let Err(error) = self.once(*work).await {
+            let work = weighted(&mut self.random, &possible);
+            if let Err(error) = self.once(work).await {
                 if matches!(error, AcquireError::Busy(_) | AcquireError::TimedOut { .. }) {
                     continue;
                 }

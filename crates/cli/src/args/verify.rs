@@ -16,7 +16,7 @@ Examples:
 The format of histories, and what is checked: docs/verify.md.")]
 pub struct Verify {
     /// Histories; they are one history together
-    #[arg(value_name = "FILE", required_unless_present = "locks")]
+    #[arg(value_name = "FILE", required_unless_present_any = ["locks", "fences"])]
     pub files: Vec<PathBuf>,
     /// Go on with what is written from now on, until a signal comes
     #[arg(long)]
@@ -24,6 +24,10 @@ pub struct Verify {
     /// With --follow: also compare with what this lock service says of its holders; may be repeated
     #[arg(long, value_name = "URL", requires = "follow")]
     pub locks: Vec<String>,
+    /// With --follow: also look at the marks of this fence, a file, or a server with `#` and the resource's
+    /// name, such as `redis://host/0#stock`; may be repeated
+    #[arg(long = "fence", value_name = "TARGET", requires = "follow")]
+    pub fences: Vec<String>,
     /// With --follow: write the figures into this file once a second, for Prometheus
     #[arg(long, value_name = "FILE.prom", requires = "follow")]
     pub metrics: Option<PathBuf>,

@@ -132,6 +132,38 @@ fn violation_is_told_while_the_history_is_written() {
     assert_eq!(verify.child_mut().wait().unwrap().code(), Some(VIOLATED));
 }
 
+/// The fence of a job writes its decisions down, and `--follow` looks at its marks: those of a backup are
+/// told.
+#[test]
+fn marks_of_a_fence_that_go_back_are_told() {
+    let test = TestDir::new();
+    let enter = |job: &str| {
+        let mut command = test.lockkeeper(["run", "x", "--", "sh", "-c", job]);
+        command.env("LOCKKEEPER_URL", format!("file://{}", test.path("locks").display()));
+        assert_eq!(command.env("LOCKKEEPER_HISTORY", test.path("history")).ended().code, 0);
+    };
+    let lockkeeper = env!("CARGO_BIN_EXE_lockkeeper");
+    enter(&format!("{lockkeeper} fence enter stock && cp stock.fence backup"));
+    let words = ["verify", "--follow", "history", "--fence", "stock", "--metrics", "figures.prom"];
+    let mut verify = test.lockkeeper(words).stdout(Stdio::piped()).started();
+    let mut lines = BufReader::new(verify.child_mut().stdout.take().unwrap()).lines();
+    let figures = || std::fs::read_to_string(test.path("figures.prom")).unwrap_or_default();
+    // A grant, a decision and the mark; and all of them again.
+    let checked = |count: u32| {
+        let line = format!("\nlockkeeper_verify_operations_total {count}\n");
+        wait_until("the marks are read", || figures().contains(&line));
+    };
+    checked(3);
+    enter(&format!("{lockkeeper} fence enter stock"));
+    checked(6);
+    std::fs::rename(test.path("backup"), test.path("stock.fence")).unwrap();
+    let told = lines.next().unwrap().unwrap();
+    assert!(told.starts_with("fence-order: the mark of `") && told.contains("had passed before"), "{told}");
+    verify.signal(Signal::SIGTERM);
+    drop(lines);
+    assert_eq!(verify.child_mut().wait().unwrap().code(), Some(VIOLATED));
+}
+
 /// Two real jobs that lock one resource at different services: nothing keeps them apart.
 #[test]
 fn two_services_for_one_resource_are_told() {

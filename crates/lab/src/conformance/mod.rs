@@ -14,6 +14,7 @@
 
 mod history;
 mod hold;
+pub mod languages;
 mod log;
 mod process;
 pub mod protocol;

@@ -139,7 +139,9 @@ impl NumberedCommand {
         Ok(Self { id, command })
     }
 
-    pub(super) fn text(&self) -> String {
+    /// Its line.
+    #[must_use]
+    pub fn text(&self) -> String {
         let mut line = serde_json::to_value(&self.command).unwrap_or_default();
         line["id"] = json!(self.id);
         line.to_string()
@@ -176,13 +178,27 @@ pub struct CommandError {
 
 /// What a driver says.
 #[derive(Debug)]
-pub(super) enum Said {
-    Answer { id: Option<u64>, answer: Result<Value, CommandError> },
-    Lost { hold: String },
+pub enum Said {
+    /// The answer to a command.
+    Answer {
+        /// That of the command; none if its line had none.
+        id: Option<u64>,
+        /// The answer.
+        answer: Result<Value, CommandError>,
+    },
+    /// A hold was lost.
+    Lost {
+        /// The hold's name.
+        hold: String,
+    },
 }
 
 impl Said {
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    /// Parses a line.
+    ///
+    /// # Errors
+    /// What is wrong with the line.
+    pub fn parse(text: &str) -> Result<Self, String> {
         let line: Map<String, Value> = serde_json::from_str(text).map_err(|error| error.to_string())?;
         if let Some(event) = line.get("event") {
             let hold = line.get("hold").and_then(Value::as_str);

@@ -66,8 +66,8 @@ struct Pump {
     checks: BarrierChecks,
     /// Connections that may not have passed the barrier yet.
     late: Vec<Arc<Connection>>,
-    /// Whether the accept queue was found empty since the barrier began: connections that come later can't have
-    /// had input then.
+    /// Whether the accept queue was found empty since the barrier began: connections that come later can't
+    /// have had input then.
     has_accepted: bool,
     clock: Interval,
 }

@@ -173,6 +173,17 @@ fn lists_of_holders_were_so_at_some_moment() {
 }
 
 #[test]
+fn marks_of_a_fence_never_go_back() {
+    let after = |asked: u64, token: u64| kinds(|it| it.enters("x", (1, 10), 5).marks((asked, 20), token));
+    assert_eq!(
+        (after(11, 4), after(9, 4), after(11, 5), after(11, 9)),
+        (vec![ViolationKind::FenceOrder], vec![], vec![], vec![])
+    );
+    let entered = |asked: u64| kinds(|it| it.marks((1, 10), 5).enters("x", (asked, 20), 4));
+    assert_eq!((entered(11), entered(9)), (vec![ViolationKind::FenceOrder], vec![]));
+}
+
+#[test]
 fn fence_accepts_no_older_token() {
     let second =
         |asked: u64, token: u64| kinds(|it| it.enters("x", (1, 10), 5).enters("x", (asked, 20), token));

@@ -2,8 +2,8 @@
 
 use lockkeeper_history::{
     ClockEvent, DowngradedEvent, EndedEvent, EnteredEvent, FenceVerdict, GrantedEvent, HistoryEvent,
-    HistoryLine, HoldEnd, HoldMode, ListedEvent, ReadEvent, SlotOf, StatusEvent, TokenAnswer, WriteOutcome,
-    WriterEvent, WroteEvent,
+    HistoryLine, HoldEnd, HoldMode, ListedEvent, MarkedEvent, ReadEvent, SlotOf, StatusEvent, TokenAnswer,
+    WriteOutcome, WriterEvent, WroteEvent,
 };
 use lockkeeper_verify::{Checker, Violation, ViolationKind};
 
@@ -91,6 +91,12 @@ impl Play {
             "fence",
             HistoryEvent::Entered(EnteredEvent { resource, service, lock, token, asked, verdict }),
         )
+    }
+
+    /// The mark of `r`.
+    pub(crate) fn marks(&mut self, (asked, at): (u64, u64), token: u64) -> &mut Self {
+        let resource = "r".to_owned();
+        self.line(at, "store", HistoryEvent::Marked(MarkedEvent { resource, asked, token }))
     }
 
     /// A write of `r` without a token.

@@ -1,6 +1,7 @@
 //! `fence`: the file fence for shell scripts; `marks` shows and sets the marks of any fence, for operators.
 
 mod marks;
+mod recorded;
 mod store;
 
 use std::io::Read;
@@ -13,6 +14,7 @@ use crate::args::{Fence, FenceArgs, FenceMode};
 use crate::exit::{Failure, IO, OK, STALE, USAGE, chain, code_below};
 use crate::output;
 
+pub(in crate::commands) use store::FenceStore;
 #[cfg(feature = "redis")]
 pub(super) use store::redis;
 #[cfg(feature = "postgres")]
@@ -27,6 +29,7 @@ pub(super) fn fence(command: &Fence) -> Result<u8, Failure> {
     };
     let section = section(args)?;
     let fence = FileFence::new(&args.file).map_err(|error| Failure::new(USAGE, chain(&error)))?;
+    let history = recorded::FenceHistory::of_environment()?;
     let result = match command {
         Fence::Enter(_) => fence.enter(section),
         Fence::Write(write) => {
@@ -46,6 +49,9 @@ pub(super) fn fence(command: &Fence) -> Result<u8, Failure> {
         }
         _ => fence.check(section),
     };
+    if let Some(history) = history {
+        history.checked(&fence, section, &result);
+    }
     if args.json {
         let refused = result.as_ref().err().and_then(stale);
         let highest = refused.map(|(_, highest)| highest.get());

@@ -11,7 +11,7 @@ use crate::args::FenceTarget;
 use crate::exit::{Failure, USAGE, chain};
 
 /// The fence of one resource.
-pub(super) enum FenceStore {
+pub(in crate::commands) enum FenceStore {
     File(FileFence),
     #[cfg(feature = "postgres")]
     Postgres(tokio_postgres::Client, String),
@@ -22,7 +22,7 @@ pub(super) enum FenceStore {
 impl FenceStore {
     /// # Errors
     /// The target is not a fence or is unreachable; or the resource name is missing, or not applicable.
-    pub(super) async fn open(which: &FenceTarget) -> Result<Self, Failure> {
+    pub(in crate::commands) async fn open(which: &FenceTarget) -> Result<Self, Failure> {
         let target = which.target.to_string_lossy();
         if !target.contains("://") {
             return Self::file(which.target.clone(), which.resource.as_deref());
@@ -65,7 +65,7 @@ impl FenceStore {
 
     /// # Errors
     /// The marks can't be read.
-    pub(super) async fn marks(&self) -> Result<Marks, Failure> {
+    pub(in crate::commands) async fn marks(&self) -> Result<Marks, Failure> {
         match self {
             Self::File(fence) => fence.marks().map_err(|error| failed(&error)),
             #[cfg(feature = "postgres")]

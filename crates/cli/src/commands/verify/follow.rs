@@ -1,21 +1,23 @@
 //! `verify --follow`: checks histories while they are written, and compares them with what lock services say.
 //!
 //! Lines are checked as they come: the checker takes them in any order. What a lock service says of its
-//! holders is written as answers without a beginning: that a token was held by the time the news arrived.
+//! holders is written as answers without a beginning: that a token was held by the time the news arrived. The
+//! marks of fences are asked for again and again.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lockkeeper::{BootInstant, HolderState, LockInfo, Reach, WatchEvent};
+use lockkeeper::{BootInstant, HolderState, LockInfo, Reach, Token, WatchEvent};
 use lockkeeper_history::{
-    HistoryEvent, HistoryLine, StatusEvent, TokenAnswer, WriterEvent, host_clock, service_of,
+    HistoryEvent, HistoryLine, MarkedEvent, StatusEvent, TokenAnswer, WriterEvent, host_clock, service_of,
 };
 use lockkeeper_verify::{Checker, parse};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::{Report, metrics, opened};
-use crate::args::Verify;
+use crate::args::{FenceTarget, Verify};
+use crate::commands::fence::FenceStore;
 use crate::exit::{CONFIG, Failure, INTERNAL};
 use crate::guardian::Signals;
 use crate::output::say;
@@ -42,6 +44,10 @@ pub(in crate::commands) async fn follow(args: Verify) -> Result<u8, Failure> {
     for url in &args.locks {
         let locks = settings::connect(url, "verify").await?;
         tokio::spawn(watch(locks, url.clone(), sender.clone()));
+    }
+    for target in &args.fences {
+        let store = FenceStore::open(&target_of(target)).await?;
+        tokio::spawn(look(store, target.clone(), sender.clone()));
     }
     drop(sender);
     let (mut checker, mut report) = (Checker::default(), Report::new(&args));
@@ -158,6 +164,52 @@ async fn watch(locks: lockkeeper::Locks, url: String, news: UnboundedSender<Resu
             }
         }
         tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// `TARGET#RESOURCE`, or a file.
+fn target_of(text: &str) -> FenceTarget {
+    let named = text.rsplit_once('#').filter(|(target, _)| target.contains("://"));
+    let (target, resource) = named.map_or((text, None), |(target, name)| (target, Some(name.to_owned())));
+    FenceTarget { target: target.into(), resource, json: true }
+}
+
+/// Tells of the marks of a fence, from now on. What can't be read now is read later: a fence that is damaged
+/// refuses everybody, and says so.
+async fn look(store: FenceStore, target: String, news: UnboundedSender<Result<HistoryLine, Failure>>) {
+    let resource = match (&store, target.rsplit_once('#')) {
+        (FenceStore::File(fence), _) => fence.path().display().to_string(),
+        (_, Some((_, resource))) => resource.to_owned(),
+        (_, None) => target.clone(),
+    };
+    let by = format!("fence {target}");
+    let tell = |event: HistoryEvent| {
+        let at = BootInstant::now().as_nanos();
+        news.send(Ok(HistoryLine { at, by: by.clone(), event })).is_ok()
+    };
+    let clock = host_clock().unwrap_or_default();
+    tell(HistoryEvent::Writer(WriterEvent {
+        format: lockkeeper_history::FORMAT,
+        clock,
+        label: "lockkeeper verify".to_owned(),
+    }));
+    let mut last = None;
+    loop {
+        let asked = BootInstant::now().as_nanos();
+        if let Ok(marks) = store.marks().await
+            && last.as_ref() != Some(&marks)
+        {
+            let slots = marks.slots.keys().map(|slot| (format!("{resource}#{slot}"), marks.effective(*slot)));
+            for (resource, pair) in std::iter::once((resource.clone(), marks.base)).chain(slots) {
+                // Only what has passed for writing comes in the order of tokens.
+                let Some(token) = pair.writer.map(Token::get) else { continue };
+                if !tell(HistoryEvent::Marked(MarkedEvent { resource, asked, token })) {
+                    return;
+                }
+            }
+            last = Some(marks);
+        }
+        tokio::time::sleep(EVERY).await;
     }
 }
 

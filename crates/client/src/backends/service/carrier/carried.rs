@@ -155,9 +155,9 @@ impl<H> CarriedSession<H> {
         self.ttl() / 6
     }
 
-    /// As [`Self::sign_limit`], for what the stream waits for now. If a crowd of clients connects at once, the
-    /// service may need longer than one limit: clients that give up and begin anew make it longer still, for
-    /// ever.
+    /// As [`Self::sign_limit`], for what the stream waits for now. If a crowd of clients connects at once,
+    /// the service may need longer than one limit: clients that give up and begin anew make it longer still,
+    /// for ever.
     fn unheard_limit(&self) -> Duration {
         let limit = self.sign_limit();
         match self.attach_state {
