@@ -160,7 +160,7 @@ fn marks_of_a_fence_that_go_back_are_told() {
     let told = lines.next().unwrap().unwrap();
     assert!(told.starts_with("fence-order: the mark of `") && told.contains("had passed before"), "{told}");
     verify.signal(Signal::SIGTERM);
-    drop(lines);
+    assert!(lines.last().unwrap().unwrap().contains("1 violation"));
     assert_eq!(verify.child_mut().wait().unwrap().code(), Some(VIOLATED));
 }
 
