@@ -43,10 +43,10 @@ fn power_cuts_of_nodes_break_no_promise() {
 #[test]
 fn clients_in_all_languages_work_beside_each_other_through_faults() {
     let clients = "rust,python,asyncio,node,go,java";
-    let (code, summary) = chaos(&format!("--seed 14 --seconds 20 --round 20 --tasks 32 --clients {clients}"));
+    let (code, summary) = chaos(&format!("--seed 14 --seconds 12 --round 12 --tasks 32 --clients {clients}"));
     assert_eq!((code, &summary["violations"]), (Some(0), &0.into()), "{summary:#}");
     let grants = summary["grants_by_worker"].as_object().unwrap();
-    assert!(grants.len() == 6 && grants.values().all(|it| it.as_u64() > Some(50)), "{summary:#}");
+    assert!(grants.len() == 6 && grants.values().all(|it| it.as_u64() > Some(20)), "{summary:#}");
 }
 
 /// What drivers say is enough to contradict a promise.
@@ -74,16 +74,16 @@ fn change_of_the_authority_breaks_no_promise() {
 fn upgrades_and_ways_back_break_no_promise() {
     let program = Path::new(env!("CARGO_BIN_EXE_lockkeeper-chaos")).with_file_name("lockkeeper");
     let upgrade = format!("--faults upgrade --previous {}", program.display());
-    let (code, summary) = chaos(&format!("--seed 16 --seconds 15 --round 15 --tasks 16 {upgrade}"));
+    let (code, summary) = chaos(&format!("--seed 16 --seconds 9 --round 9 --tasks 16 {upgrade}"));
     let bitten = summary["faults"]["upgrade"]["bitten"].as_u64();
-    assert!(code == Some(0) && bitten > Some(1), "{code:?}: {summary:#}");
+    assert!(code == Some(0) && bitten > Some(0), "{code:?}: {summary:#}");
 }
 
 #[test]
 fn steady_load_is_sampled_and_plotted() {
     let plot = Path::new(env!("CARGO_TARGET_TMPDIR")).join("samples.svg");
     let samples = format!("--samples {}", plot.display());
-    let (code, _) = chaos(&format!("--seed 17 --seconds 12 --round 12 --tasks 8 --faults none {samples}"));
+    let (code, _) = chaos(&format!("--seed 17 --seconds 6 --round 6 --tasks 8 --faults none {samples}"));
     let svg = std::fs::read_to_string(plot).unwrap();
     assert!(code == Some(0) && svg.contains("memory, node3"), "{code:?}: {svg}");
 }
