@@ -56,18 +56,13 @@ impl ResourceState {
         &mut self,
         resource: &str,
         token: u64,
-        (asked, at): (Time, Time),
+        times: (Time, Time),
         line: &Arc<HistoryLine>,
         found: &mut Vec<Violation>,
     ) {
-        if let Some((highest, before)) = self.accepted.highest_before(asked)
-            && *highest > token
-        {
-            let text = format!("the fence of `{resource}` accepted token {token} after {highest}");
-            let lines = excerpt([before, line].into_iter());
-            found.push(Violation { kind: ViolationKind::FenceOrder, text, lines });
-        }
-        self.accepted.issued(at, token, line);
+        self.passed(token, times, line, found, |highest| {
+            format!("the fence of `{resource}` accepted token {token} after {highest}")
+        });
     }
 
     /// The mark of the fence, as its store has it: every token that had passed before is at most that.
@@ -75,16 +70,30 @@ impl ResourceState {
         &mut self,
         resource: &str,
         token: u64,
+        times: (Time, Time),
+        line: &Arc<HistoryLine>,
+        found: &mut Vec<Violation>,
+    ) {
+        self.passed(token, times, line, found, |highest| {
+            format!("the mark of `{resource}` is {token}, though {highest} had passed before")
+        });
+    }
+
+    /// A token has passed the fence, at the latest when this line was written: none that was known before the
+    /// call is higher. `violation`: the text with the one that is.
+    fn passed(
+        &mut self,
+        token: u64,
         (asked, at): (Time, Time),
         line: &Arc<HistoryLine>,
         found: &mut Vec<Violation>,
+        violation: impl FnOnce(u64) -> String,
     ) {
         if let Some((highest, before)) = self.accepted.highest_before(asked)
             && *highest > token
         {
-            let text = format!("the mark of `{resource}` is {token}, though {highest} had passed before");
             let lines = excerpt([before, line].into_iter());
-            found.push(Violation { kind: ViolationKind::FenceOrder, text, lines });
+            found.push(Violation { kind: ViolationKind::FenceOrder, text: violation(*highest), lines });
         }
         self.accepted.issued(at, token, line);
     }
