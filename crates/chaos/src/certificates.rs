@@ -20,7 +20,7 @@ pub(crate) struct Certificates {
 }
 
 /// Some of a cluster's TLS files: what a client trusts, and what it shows.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(crate) enum Era {
     /// The files that are in use.
     Now,

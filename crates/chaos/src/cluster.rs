@@ -297,12 +297,12 @@ impl Cluster {
         url(&addresses.join(","), self.nodes.first().and_then(|node| node.tls.as_ref()))
     }
 
-    /// Exchanges the authority of all certificates, step by step. Returns whether all nodes trust and show
-    /// the new one alone.
+    /// Exchanges the authority of all certificates, step by step: afterwards all nodes trust and show the
+    /// new one alone.
     ///
     /// # Errors
     /// A step has no effect in time.
-    pub(crate) async fn change_authority(&self, between: Duration) -> Result<bool> {
+    pub(crate) async fn change_authority(&self, between: Duration) -> Result {
         let tls = self.nodes.first().and_then(|node| node.tls.as_ref()).ok_or("the nodes have no TLS")?;
         tls.borrow_mut().make_authority()?;
         tls.borrow().replace("ca.pem", &[Era::Before, Era::Last])?;
@@ -315,8 +315,7 @@ impl Cluster {
         sleep(between).await;
         tls.borrow().replace("ca.pem", &[Era::Last])?;
         self.reload(|tls| (tls.query(Era::Last, Era::Before), false)).await?;
-        self.reload(|tls| (tls.query(Era::Now, Era::Now), true)).await?;
-        Ok(true)
+        self.reload(|tls| (tls.query(Era::Now, Era::Now), true)).await
     }
 
     /// All nodes read their files again; waits until each takes, or does not take, a client with this part of

@@ -195,7 +195,10 @@ impl World<'_> {
                 }
                 self.cluster.nodes.iter().all(ChaosNode::runs_its_program)
             }
-            FaultKind::Certificates => self.cluster.change_authority(lasts / 4).await?,
+            FaultKind::Certificates => {
+                self.cluster.change_authority(lasts / 4).await?;
+                true
+            }
             FaultKind::All => {
                 for node in &mut self.cluster.nodes {
                     node.kill()?;
