@@ -1,7 +1,6 @@
 //! Selects the next node to try and the pause before it. Pure: randomness is an argument, and the simulator's
 //! clients run the same code.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -42,6 +41,14 @@ impl fmt::Display for Address {
     }
 }
 
+/// An address to try next.
+#[derive(Clone, Debug)]
+struct Hint {
+    address: Address,
+    /// The node that has reported it as the leader's.
+    reporter: Option<Address>,
+}
+
 /// The addresses of a URL, followed by those that the cluster reports, in round-robin order. One address is
 /// thus enough to find a cluster, and its node may be removed later.
 #[derive(Clone, Debug)]
@@ -51,19 +58,17 @@ pub struct Addresses {
     of_url: usize,
     next: usize,
     /// An address to try before the next one of `all`; used once.
-    hint: Option<Address>,
+    hint: Option<Hint>,
     /// The highest term for which a leader's address was received.
     term: u64,
     /// The address returned last.
     last: Option<Address>,
     /// Failures since the last success.
     failures: u32,
-    /// Whether `last` was a leader's address that a node had reported.
-    is_hinted: bool,
+    /// The node that had reported `last` as the leader's address.
+    reporter: Option<Address>,
     /// The reported address of a leader that could not be reached: nodes are asked to relay to it.
     unreached: Option<Address>,
-    /// How often in a row an address has not answered in time.
-    silences: BTreeMap<Address, u32>,
 }
 
 impl Addresses {
@@ -103,9 +108,8 @@ impl Addresses {
             term: 0,
             last: None,
             failures: 0,
-            is_hinted: false,
+            reporter: None,
             unreached: None,
-            silences: BTreeMap::new(),
         }
     }
 
@@ -136,17 +140,17 @@ impl Addresses {
     /// address returned last is skipped if there is another one: if its connection has just ended, its node
     /// has probably died.
     pub fn take(&mut self) -> Address {
-        self.is_hinted = self.hint.is_some();
-        let address = self.hint.take().unwrap_or_else(|| {
+        let hint = self.hint.take().unwrap_or_else(|| {
             if self.all.len() > 1 && self.last.as_ref() == Some(&self.all[self.next]) {
                 self.next = (self.next + 1) % self.all.len();
             }
             let address = self.all[self.next].clone();
             self.next = (self.next + 1) % self.all.len();
-            address
+            Hint { address, reporter: None }
         });
-        self.last = Some(address.clone());
-        address
+        self.reporter = hint.reporter;
+        self.last = Some(hint.address.clone());
+        hint.address
     }
 
     /// Records that the last node answered: the next failure counts as the first. After a relayed stream, the
@@ -154,7 +158,6 @@ impl Addresses {
     /// which may be unreachable as well.
     pub fn worked(&mut self) {
         self.failures = 0;
-        self.last.as_ref().and_then(|last| self.silences.remove(last));
         if self.unreached.take().is_some() {
             self.next %= self.of_url.max(1);
             if self.last.as_ref() == Some(&self.all[self.next]) {
@@ -165,11 +168,12 @@ impl Addresses {
         }
     }
 
-    /// Records that the last address could not be reached. If a node has reported it as the leader's, the
-    /// following nodes are asked to relay the stream, until one has worked.
+    /// Records that the last address could not be reached. If a node has reported it as the leader's, that
+    /// node and the following ones are asked to relay the stream, until one has worked.
     pub(super) fn unreached(&mut self) {
-        if self.is_hinted {
+        if let Some(reporter) = self.reporter.take() {
             self.unreached.clone_from(&self.last);
+            self.hint = Some(Hint { address: reporter, reporter: None });
             // Learnt addresses are most likely of the same unreachable network.
             if self.next >= self.of_url {
                 self.next = 0;
@@ -183,24 +187,17 @@ impl Addresses {
         self.unreached.as_ref()
     }
 
-    /// Records that the last node has not answered within [`Addresses::patience`].
-    pub(super) fn silent(&mut self) {
-        // Nodes may report any number of addresses.
-        if self.silences.len() >= 2 * LEARNT_MAX {
-            self.silences.clear();
-        }
-        if let Some(last) = &self.last {
-            let silences = self.silences.entry(last.clone()).or_default();
-            *silences = silences.saturating_add(1);
-        }
+    /// The time limit for a connection: `usual`, and twice as long after each round of failures over all
+    /// addresses. If a crowd of clients connects at once, a node may need longer, and attempts that are given
+    /// up make it longer still, for ever. Within the first round it is not longer: the rest of a lease is
+    /// needed for the other nodes.
+    pub(super) fn patience(&self, usual: Duration) -> Duration {
+        (usual * (1 << self.rounds().min(6))).min(PATIENCE_MAX.max(usual))
     }
 
-    /// The time limit for a connection to the last node: `usual`, and twice as long after each attempt that
-    /// was given up. If a crowd of clients connects at once, a node may need longer, and attempts that are
-    /// given up make it longer still, for ever.
-    pub(super) fn patience(&self, usual: Duration) -> Duration {
-        let silences = self.last.as_ref().and_then(|last| self.silences.get(last)).copied().unwrap_or(0);
-        (usual * (1 << silences.min(6))).min(PATIENCE_MAX.max(usual))
+    /// The rounds of failures over all addresses since the last success.
+    fn rounds(&self) -> u32 {
+        self.failures / u32::try_from(self.all.len()).unwrap_or(u32::MAX)
     }
 
     /// Records that the last node did not answer, or ended its stream.
@@ -237,25 +234,25 @@ impl Addresses {
         // With k known addresses, a round over them is k failures. The period 2k + 1 is 1 modulo k, so the
         // reported addresses that are used come from each of the known nodes in turn.
         let is_worth_a_try = failures < 2 * known || failures.is_multiple_of(2 * known + 1);
-        self.hint = leader.filter(|_| is_worth_a_try);
+        let leader = leader.filter(|_| is_worth_a_try);
+        self.hint = leader.map(|address| Hint { address, reporter: self.last.clone() });
     }
 
     /// Makes `address` the next one, once: it has just answered.
     pub(super) fn begin_at(&mut self, address: Address) {
-        self.hint = Some(address);
+        self.hint = Some(Hint { address, reporter: None });
     }
 
     /// A copy for unary calls, without the failures counted so far.
     pub(super) fn anew(&self) -> Self {
-        Self { failures: 0, unreached: None, silences: BTreeMap::new(), ..self.clone() }
+        Self { failures: 0, unreached: None, ..self.clone() }
     }
 
     /// The pause before the next attempt: zero in the first round after a success; later a random duration
     /// between half and all of a limit that doubles with each round, up to `most`.
     #[must_use]
     pub fn pause(&self, most: Duration, random: u64) -> Duration {
-        let rounds = self.failures / u32::try_from(self.all.len()).unwrap_or(u32::MAX);
-        let Some(doublings) = rounds.checked_sub(1) else { return Duration::ZERO };
+        let Some(doublings) = self.rounds().checked_sub(1) else { return Duration::ZERO };
         let whole = PAUSE_MIN.saturating_mul(1 << doublings.min(20)).min(most);
         whole / 2 + whole.mul_f64((random % 1024) as f64 / 2048.0)
     }
@@ -301,21 +298,22 @@ mod tests {
         assert_eq!(nodes.relay_to().map(ToString::to_string).as_deref(), Some("n1:1"));
     }
 
+    /// A leader out of reach is one silence, and the next node relays to it: no round, as often as it happens.
     #[test]
-    fn patience_with_a_node_doubles_until_it_has_answered() {
+    fn patience_doubles_with_each_round_of_failures() {
         const USUAL: Duration = Duration::from_secs(2);
         let mut nodes = addresses("lockkeeper://a,b", 0);
-        let after_silence = |nodes: &mut Addresses| {
-            nodes.take();
+        let after_failure = |nodes: &mut Addresses| {
             let patience = nodes.patience(USUAL).as_secs();
-            nodes.silent();
+            nodes.failed();
             patience
         };
-        let patience: Vec<u64> = (0..8).map(|_| after_silence(&mut nodes)).collect();
+        let patience: Vec<u64> = (0..8).map(|_| after_failure(&mut nodes)).collect();
         assert_eq!(patience, [2, 2, 4, 4, 8, 8, 10, 10]);
-        nodes.take();
         nodes.worked();
-        assert_eq!((nodes.patience(USUAL), after_silence(&mut nodes)), (USUAL, 10), "b has not");
+        assert_eq!((after_failure(&mut nodes), after_failure(&mut nodes)), (2, 2));
+        nodes.leader_is(Some("c:1"), 7);
+        assert_eq!(nodes.patience(USUAL), USUAL, "a new leader");
     }
 
     #[test]
@@ -441,16 +439,20 @@ mod tests {
         nodes.take();
         nodes.unreached();
         assert_eq!(nodes.relay_to(), None, "of the URL");
+        assert_eq!(nodes.take().as_str(), "b:5625");
         nodes.leader_is(Some("c:1"), 3);
         nodes.take();
         nodes.unreached();
-        nodes.take();
+        assert_eq!(nodes.take().as_str(), "b:5625", "who has named it can be reached");
         assert_eq!(nodes.relay_to().map(Address::as_str), Some("c:1"));
+        nodes.unreached();
+        assert_eq!(nodes.take().as_str(), "a:5625");
+        assert_eq!(nodes.relay_to().map(Address::as_str), Some("c:1"), "not b");
         nodes.learn(["c:1", "d:1"]);
         nodes.next = 3;
         nodes.worked();
         assert_eq!(nodes.relay_to(), None);
-        assert_eq!(nodes.take().to_string(), "a:5625", "of the URL, since d may be unreachable too");
+        assert_eq!(nodes.take().as_str(), "b:5625", "of the URL, since d may be unreachable too");
     }
 
     #[test]

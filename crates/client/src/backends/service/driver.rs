@@ -72,12 +72,8 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
             Over::Lost { why, worked } => {
                 observe::stream_ended("lost");
                 tracing::debug!(%address, "lockkeeper: the stream is lost: {why}");
-                let is_late = why.is_late();
                 shared.troubled(&address, why);
                 let mut addresses = shared.addresses();
-                if is_late {
-                    addresses.silent();
-                }
                 count(&mut addresses, worked);
                 if !worked {
                     addresses.unreached();
@@ -97,9 +93,6 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
                 tracing::debug!(%address, "lockkeeper: the stream is over: {ending:?}");
                 shared.troubled(&address, says(&ending));
                 let mut addresses = shared.addresses();
-                if !worked && matches!(ending, StreamEnding::Silent) {
-                    addresses.silent();
-                }
                 count(&mut addresses, worked);
                 if !worked && !matches!(ending, StreamEnding::Announced { .. }) {
                     addresses.unreached();

@@ -112,7 +112,8 @@ pub(super) async fn explained(address: &Address, why: Why, has_tls: bool) -> Why
 /// Replaces the text of a node that has not answered in time, if the kernel of its host accepts connections
 /// for it: then its process is there. A host that can't be reached, or on which nobody listens, accepts none.
 pub(super) async fn explained_silence(address: &Address, why: Why) -> Why {
-    if !why.is_late() {
+    let is_late = matches!(&why, Why::Silent(text) if text.starts_with(NO_ANSWER));
+    if !is_late {
         return why;
     }
     let connected = tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address.to_string())).await;
@@ -153,11 +154,6 @@ pub(super) enum Why {
 impl Why {
     pub(super) fn no_answer(limit: Duration) -> Self {
         Self::Silent(format!("{NO_ANSWER} within {limit:?}"))
-    }
-
-    /// Whether there was no answer in time.
-    pub(super) fn is_late(&self) -> bool {
-        matches!(self, Self::Silent(text) if text.starts_with(NO_ANSWER))
     }
 
     /// Why a call has failed.

@@ -19,7 +19,7 @@ const COMMAND_LIMIT_MAX: Duration = Duration::from_secs(10);
 /// Without an answer for this long (a twelfth of the ttl, if that is shorter), a command is followed by a
 /// keep-alive.
 const ANSWER_USUAL: Duration = Duration::from_millis(500);
-/// The longest time limit for the answer to an attach, which doubles with each that had none.
+/// The longest time limit for the answer to an attach, which doubles with each after the second.
 const ATTACH_LIMIT_MAX: Duration = Duration::from_secs(10);
 /// Assumed for sessions without a ttl.
 const TTL: Duration = Duration::from_secs(30);
@@ -162,7 +162,8 @@ impl<H> CarriedSession<H> {
         let limit = self.sign_limit();
         match self.attach_state {
             AttachState::Attaching(_) => {
-                (limit * (1 << self.silent_attaches.min(3))).min(ATTACH_LIMIT_MAX.max(limit))
+                let doublings = self.silent_attaches.saturating_sub(1).min(3);
+                (limit * (1 << doublings)).min(ATTACH_LIMIT_MAX.max(limit))
             }
             _ => limit,
         }

@@ -463,11 +463,11 @@ fn prost_len(frame: &v1::ClientFrame) -> usize {
 
 /// A service that a crowd keeps busy answers late: who gives up in between makes it later still.
 #[test]
-fn patience_with_an_attach_doubles_until_one_is_answered() {
+fn patience_with_attaches_doubles_until_one_is_answered() {
     let mut line = Line::open(Spec { ttl: Some(Duration::from_secs(30)), ..spec() });
     line.cut(100);
     let mut now = 101;
-    for (attach, limit) in [(2, 5), (3, 10), (4, 10)] {
+    for (attach, limit) in [(2, 5), (3, 5), (4, 10), (5, 10)] {
         line.reconnect(now);
         assert!(matches!(line.sent()[0], client_item::What::Attach(_)), "attach {attach}");
         assert!(line.wake(now + limit - 1).is_empty(), "attach {attach}");
@@ -476,7 +476,7 @@ fn patience_with_an_attach_doubles_until_one_is_answered() {
         now += limit + 1;
     }
     line.reconnect(now);
-    line.hears(now + 9, 0, attached(5));
+    line.hears(now + 9, 0, attached(6));
     // Whoever is attached counts on an answer in time, and the next attach begins anew.
     line.cut(now + 9);
     line.reconnect(now + 10);
