@@ -163,6 +163,10 @@ pub struct Replica {
     /// The wall clock at the beginning of this turn.
     wall: WallTime,
     streams: BTreeMap<StreamId, ClientStream>,
+    /// Streams with items to send, or with another session.
+    unflushed: BTreeSet<StreamId>,
+    /// The version of the node list that all streams with a session have received; see `ClientStream::nodes`.
+    flushed_nodes: Option<(u64, u64)>,
     calls: OpenCalls,
     /// Client events received before this leader was ready, and the number of requests in them; an event that
     /// is no frame counts as one.
@@ -243,6 +247,8 @@ impl Replica {
             book: Deadlines::default(),
             wall: WallTime::default(),
             streams: BTreeMap::new(),
+            unflushed: BTreeSet::new(),
+            flushed_nodes: None,
             calls: OpenCalls::default(),
             early: VecDeque::new(),
             early_requests: 0,
@@ -541,8 +547,9 @@ impl Replica {
     fn tell(&mut self, to: Requester, item: v1::ServerItem) {
         match to {
             Requester::Stream(stream) => {
-                if let Some(stream) = self.streams.get_mut(&stream) {
-                    stream.items.push(item);
+                if let Some(open) = self.streams.get_mut(&stream) {
+                    open.items.push(item);
+                    self.unflushed.insert(stream);
                 }
             }
             Requester::Call(call) => self.answer_call(call, item),

@@ -119,9 +119,17 @@ impl Replica {
         v1::StreamEnd { reason: reason.into(), text: text.into(), leader: leader.unwrap_or_default(), term }
     }
 
+    /// Sends the items of this turn, and the list of nodes to streams that have not received it. Visits only
+    /// streams with something new, unless the list has changed: there may be as many as clients.
     pub(super) fn flush_streams(&mut self) {
         let version = (self.members.at, self.addresses_seen);
-        for (&id, stream) in &mut self.streams {
+        let mut ids = std::mem::take(&mut self.unflushed);
+        if self.flushed_nodes != Some(version) {
+            self.flushed_nodes = Some(version);
+            ids.extend(self.streams.keys());
+        }
+        for id in ids {
+            let Some(stream) = self.streams.get_mut(&id) else { continue };
             if stream.nodes != Some(version) && !stream.sessions.is_empty() {
                 let mut nodes: Vec<u64> = self.members.nodes.keys().copied().collect();
                 nodes.sort_by_key(|&node| node != self.config.node);
@@ -355,6 +363,7 @@ impl Replica {
         }
         lease.attach = attach;
         open.sessions.insert(session);
+        self.unflushed.insert(stream);
         self.attach_to(session, Attached::Stream(stream));
         true
     }
