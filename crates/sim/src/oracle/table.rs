@@ -314,17 +314,16 @@ impl History {
 
     fn follow_timers(&mut self, index: u64, after: &Snapshot) {
         let ms = Duration::from_millis;
-        let ttl = |session: SessionId| {
-            after.sessions.iter().find(|state| state.id == session).map_or(0, |state| state.ttl_ms)
-        };
+        let ttls: BTreeMap<SessionId, u64> =
+            after.sessions.iter().map(|session| (session.id, session.ttl_ms)).collect();
         self.pending.clear();
         for request in &after.requests {
-            let (timer, needs) = match (&request.phase, request.owner) {
+            // What is left of a session that has ended has no timers: the backlog ends it, in pieces.
+            let owner = request.owner.and_then(|(session, seq)| Some((session, seq, *ttls.get(&session)?)));
+            let (timer, needs) = match (&request.phase, owner) {
                 (Phase::Closed { token, ms: delay, .. }, _) => (Timer::Closed(token.get()), ms(*delay)),
-                (Phase::Revoked { token, .. }, Some((session, _))) => {
-                    (Timer::Revoked(token.get()), ms(ttl(session)))
-                }
-                (Phase::Waiting { at_most_ms: Some(at_most) }, Some((session, seq))) => {
+                (Phase::Revoked { token, .. }, Some((_, _, ttl))) => (Timer::Revoked(token.get()), ms(ttl)),
+                (Phase::Waiting { at_most_ms: Some(at_most) }, Some((session, seq, _))) => {
                     (Timer::Wait(session, seq), ms(*at_most))
                 }
                 _ => continue,
