@@ -60,7 +60,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use lockkeeper_core::Token;
 use lockkeeper_fence::http::Rules as FenceRules;
-use lockkeeper_fence::{DurableMarks, HttpFence, MARKS_MAX_DEFAULT, MarksError};
+use lockkeeper_fence::{DurableMarks, HttpFence, MARKS_MAX_DEFAULT, MarksError, Section};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -105,6 +105,32 @@ const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 pub type TokenCheck =
     Arc<dyn Fn(String, Token) -> Pin<Box<dyn Future<Output = Result<bool, String>> + Send>> + Send + Sync>;
 
+/// Writes down what a gate decides.
+pub trait GateHistory: Send + Sync {
+    /// The time on the history's clock, in nanoseconds.
+    fn now(&self) -> u64;
+
+    /// The gate has let a token in, or has refused it as stale. A request that it could not decide is not
+    /// told. Called before the request is forwarded.
+    fn decided(&self, decision: &GateDecision<'_>);
+}
+
+/// What a gate has decided about a request with a token.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct GateDecision<'request> {
+    /// The resource.
+    pub resource: &'request str,
+    /// The lock whose token it is.
+    pub lock: &'request str,
+    /// The token and its mode.
+    pub section: Section,
+    /// [`GateHistory::now`] before the check.
+    pub asked: u64,
+    /// Whether it was let in.
+    pub is_accepted: bool,
+}
+
 /// The settings of a gate. Times are a year at most.
 #[derive(Clone)]
 pub struct GateOptions {
@@ -140,6 +166,8 @@ pub struct GateOptions {
     pub marks_max: u64,
     /// Checks each token at the lock service, in addition to the marks; `None`: the marks alone decide.
     pub tokens: Option<TokenCheck>,
+    /// Where decisions are written down.
+    pub history: Option<Arc<dyn GateHistory>>,
 }
 
 impl GateOptions {
@@ -162,6 +190,7 @@ impl GateOptions {
             requests_max: 16_384,
             marks_max: MARKS_MAX_DEFAULT,
             tokens: None,
+            history: None,
         }
     }
 }
@@ -268,6 +297,7 @@ impl Gate {
             settle: options.settle,
             timeout: options.timeout,
             tokens: options.tokens,
+            history: options.history,
             upstream,
             client_timeout: options.client_timeout,
             requests: Shares::new(options.requests_max),

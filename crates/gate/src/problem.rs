@@ -33,10 +33,13 @@ pub(crate) fn later(after: Duration, kind: &str, title: &str, detail: &str) -> R
     response
 }
 
+/// The kind of the fence's refusal of a token that came after a higher one.
+pub(crate) const STALE: &str = "stale";
+
 /// The kind of a problem, of the gate or of the fence, for counters.
 pub(crate) fn kind(status: StatusCode) -> &'static str {
     match status {
-        StatusCode::PRECONDITION_FAILED => "stale",
+        StatusCode::PRECONDITION_FAILED => STALE,
         StatusCode::PRECONDITION_REQUIRED => "token-required",
         StatusCode::CONFLICT => "repeated",
         StatusCode::INSUFFICIENT_STORAGE => "full",

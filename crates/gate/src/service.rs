@@ -15,13 +15,12 @@ use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use lockkeeper_core::Token;
-use lockkeeper_fence::http::{Guarding, Pass, TOKEN, is_read};
+use lockkeeper_fence::http::{FencedRequest, Guarding, Pass, TOKEN, is_read};
 use lockkeeper_fence::{Action, DurableMarks, HttpFence, Marks, Section};
 use lockkeeper_places::NoPlace;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout_at};
 
-use crate::TokenCheck;
 use crate::client::{ClientConnection, InProgress};
 use crate::headers::{
     ambiguous_framing, foldable_name, names_other_path, overrides_method, to_client, to_upstream,
@@ -30,10 +29,11 @@ use crate::headers::{
 use crate::inside::{GateBody, Inside};
 use crate::marks::{may_join, other_mode};
 use crate::observe;
-use crate::problem::{kind, later, problem};
+use crate::problem::{STALE, kind, later, problem};
 use crate::restart::Restart;
 use crate::rules::{Rules, Ruling, canonical};
 use crate::shares::{Priority, Shares};
+use crate::{GateDecision, GateHistory, TokenCheck};
 
 /// `Retry-After` of a response that refuses a request because a limit is reached or the gate is ending.
 const OVERLOAD: Duration = Duration::from_secs(1);
@@ -50,6 +50,7 @@ pub(crate) struct GateState {
     /// Time limit of a guarded request, and of the wait for the headers of the response to another one.
     pub(crate) timeout: Duration,
     pub(crate) tokens: Option<TokenCheck>,
+    pub(crate) history: Option<Arc<dyn GateHistory>>,
     pub(crate) upstream: Upstream,
     /// Limit on the time that the gate waits for a client: for its next request, and until it has read a
     /// response.
@@ -204,9 +205,29 @@ impl GateState {
         }
         // Checked before the admission, so that a token that was never granted can't raise the marks and shut
         // out the holder.
-        self.check_token(lock, fenced_request.fenced().section.token()).await?;
+        self.check_token(&lock, fenced_request.fenced().section.token()).await?;
         let fenced = fenced_request.fenced().clone();
         let is_answered_here = fenced_request.is_answered_by_fence();
+        let asked = self.history.as_ref().map(|history| history.now());
+        let passed = self.pass(fenced_request, fenced.section).await;
+        let is_stale = |refusal: &Refusal| refusal.outcome == STALE;
+        if let (Some(history), Some(asked)) = (&self.history, asked)
+            && passed.as_ref().err().is_none_or(is_stale)
+        {
+            let (resource, section, is_accepted) = (fenced.resource.as_str(), fenced.section, passed.is_ok());
+            history.decided(&GateDecision { resource, lock: &lock, section, asked, is_accepted });
+        }
+        let pass = passed?;
+        observe::admitted(begun.elapsed());
+        Ok(if is_answered_here { Disposition::Entered } else { Disposition::Guarded(pass, fenced.action) })
+    }
+
+    /// Lets a request in, when its marks are durable.
+    async fn pass(
+        &self,
+        fenced_request: FencedRequest<DurableMarks>,
+        section: Section,
+    ) -> Result<Pass, Refusal> {
         let admitted = fenced_request.admit().await?;
         // Checked after the admission: an ending gate first sets `is_closed`, and then checks whether a
         // resource is in use.
@@ -214,9 +235,7 @@ impl GateState {
             let response = later(OVERLOAD, "ending", "The gate ends", "the gate is ending. Nothing was done");
             return Err(Refusal { outcome: "ending", response });
         }
-        let pass = admitted.raise_unless(|marks| self.refusal_by_marks(marks, fenced.section)).await?;
-        observe::admitted(begun.elapsed());
-        Ok(if is_answered_here { Disposition::Entered } else { Disposition::Guarded(pass, fenced.action) })
+        admitted.raise_unless(|marks| self.refusal_by_marks(marks, section)).await
     }
 
     /// The refusal that the marks require beyond the fence's rule: a token is used in one mode only, and
@@ -239,9 +258,9 @@ impl GateState {
         Some(Refusal { outcome: "settling", response })
     }
 
-    async fn check_token(&self, lock: String, token: Token) -> Result<(), Refusal> {
+    async fn check_token(&self, lock: &str, token: Token) -> Result<(), Refusal> {
         let Some(check) = &self.tokens else { return Ok(()) };
-        match check(lock.clone(), token).await {
+        match check(lock.to_owned(), token).await {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let detail = format!("the lock service has no live hold of `{lock}` with the token {token}");

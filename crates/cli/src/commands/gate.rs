@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use lockkeeper::TokenStatus;
 use lockkeeper_fence::MarksError;
-use lockkeeper_gate::{GateError, GateOptions, GateTls, Rules, RulesError, TokenCheck};
+use lockkeeper_gate::{GateError, GateHistory, GateOptions, GateTls, Rules, RulesError, TokenCheck};
 use lockkeeper_server::raise_file_limit;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
+use super::fence::FenceHistory;
 use super::serve::{start_log, warn_if_exposed};
 use crate::args::Gate;
 use crate::exit::{BUSY, CANNOT_CREATE, CONFIG, Failure, IO, OK, UNAVAILABLE, USAGE, chain, code_below};
@@ -28,6 +29,7 @@ pub(super) async fn gate(args: Gate) -> Result<u8, Failure> {
     };
     warn_if_exposed(args.tls_key.as_deref());
     let upstream = args.upstream.clone();
+    let history = FenceHistory::of_environment("gate", args.locks.as_deref().unwrap_or_default())?;
     let options = GateOptions {
         tls: tls.clone(),
         admin_listen: Some(args.admin_listen),
@@ -42,6 +44,7 @@ pub(super) async fn gate(args: Gate) -> Result<u8, Failure> {
         requests_max: args.max_requests,
         marks_max: args.max_marks,
         tokens,
+        history: history.map(|history| Arc::new(history) as Arc<dyn GateHistory>),
         ..GateOptions::new(args.listen, args.upstream, args.data)
     };
     let failed = |error: std::io::Error| Failure::system(IO, "cannot handle signals", &error);

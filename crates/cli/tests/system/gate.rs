@@ -95,14 +95,22 @@ struct Gate {
 
 impl Gate {
     fn start(test: &TestDir, upstream: &str, options: &[&str]) -> Self {
+        Self::of(Self::command(test, upstream, options))
+    }
+
+    fn command(test: &TestDir, upstream: &str, options: &[&str]) -> Command {
         let data = test.path("gate");
         let words = ["gate", "--upstream", upstream, "--admin-listen", "127.0.0.1:0", "--json"];
         let mut command: Command = test.bare(words);
         if !options.contains(&"--listen") {
             command.args(["--listen", "127.0.0.1:0"]);
         }
-        command.arg("--data").arg(data).args(options).stderr(Stdio::inherit());
-        let mut process = command.stdout(Stdio::piped()).spawn().map(Running::of).unwrap();
+        command.arg("--data").arg(data).args(options).stderr(Stdio::inherit()).stdout(Stdio::piped());
+        command
+    }
+
+    fn of(mut command: Command) -> Self {
+        let mut process = command.spawn().map(Running::of).unwrap();
         let mut line = String::new();
         BufReader::new(process.child_mut().stdout.take().unwrap()).read_line(&mut line).unwrap();
         Self { process, said: serde_json::from_str(&line).expect(&line) }
@@ -158,6 +166,43 @@ fn tokens_are_also_asked_for_at_the_lock_service() {
     holder.signal(Signal::SIGTERM);
     holder.ended();
     assert_eq!(put(address, token), Some(412), "the hold has ended");
+}
+
+/// A gate that has lost its marks lets old tokens in again, and its history shows that.
+#[test]
+fn decisions_are_a_history_that_verify_checks() {
+    let test = TestDir::new();
+    let upstream = Upstream::start(Duration::ZERO);
+    let history = test.path("history");
+    let started = || {
+        let mut command = Gate::command(&test, &format!("http://{}", upstream.address), &[]);
+        command.env("LOCKKEEPER_HISTORY", &history);
+        Gate::of(command)
+    };
+    let verify = || test.bare(["verify"]).arg(&history).ended();
+    let gate = started();
+    let address = gate.address("listening");
+    assert_eq!([5, 7, 6].map(|token| put(address, token)), [Some(200), Some(200), Some(412)]);
+    let permit = |token: u64, slot: u64| {
+        let headers = format!("Fencing-Token: {token}\r\nFencing-Mode: permit;slot={slot}\r\n");
+        ask(address, "PUT /permits", &headers).unwrap().0
+    };
+    assert_eq!([permit(9, 0), permit(8, 1)], [200, 200], "of two slots");
+    assert_eq!(ask(address, "PUT /a", "").unwrap().0, 428);
+    let lines = std::fs::read_to_string(&history).unwrap();
+    let verdicts = |verdict: &str| lines.matches(&format!("\"verdict\":\"{verdict}\"")).count();
+    assert_eq!((verdicts("accepted"), verdicts("stale")), (4, 1), "{lines}");
+    let checked = verify();
+    assert_eq!(checked.code, i32::from(exit::OK), "{checked:?}");
+    gate.process.signal(Signal::SIGTERM);
+    assert_eq!(gate.process.ended().code, 0);
+
+    std::fs::remove_dir_all(test.path("gate")).unwrap();
+    let gate = started();
+    assert_eq!(put(gate.address("listening"), 6), Some(200));
+    let checked = verify();
+    assert_eq!(checked.code, 1, "{checked:?}");
+    assert!(checked.out.contains("fence-order") && checked.out.contains("token 6 after 7"), "{checked:?}");
 }
 
 /// A gate that is killed again and again, before an upstream that works on, with sections of several modes,

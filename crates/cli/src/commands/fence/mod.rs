@@ -4,6 +4,7 @@ mod marks;
 mod recorded;
 mod store;
 
+use std::env::var;
 use std::io::Read;
 
 use lockkeeper::{Mode, Token};
@@ -14,6 +15,7 @@ use crate::args::{Fence, FenceArgs, FenceMode};
 use crate::exit::{Failure, IO, OK, STALE, USAGE, chain, code_below};
 use crate::output;
 
+pub(in crate::commands) use recorded::FenceHistory;
 pub(in crate::commands) use store::FenceStore;
 #[cfg(feature = "redis")]
 pub(super) use store::redis;
@@ -29,7 +31,7 @@ pub(super) fn fence(command: &Fence) -> Result<u8, Failure> {
     };
     let section = section(args)?;
     let fence = FileFence::new(&args.file).map_err(|error| Failure::new(USAGE, chain(&error)))?;
-    let history = recorded::FenceHistory::of_environment()?;
+    let history = FenceHistory::of_environment("fence", &var("LOCKKEEPER_URL").unwrap_or_default())?;
     let result = match command {
         Fence::Enter(_) => fence.enter(section),
         Fence::Write(write) => {
