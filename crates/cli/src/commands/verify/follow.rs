@@ -122,6 +122,30 @@ impl Followed {
     }
 }
 
+/// Tells the checker what this process has found out.
+struct NewsWriter {
+    by: String,
+    news: UnboundedSender<Result<HistoryLine, Failure>>,
+}
+
+impl NewsWriter {
+    fn begin(by: String, clock: &str, news: UnboundedSender<Result<HistoryLine, Failure>>) -> Self {
+        let writer = Self { by, news };
+        writer.tell(HistoryEvent::Writer(WriterEvent {
+            format: lockkeeper_history::FORMAT,
+            clock: clock.to_owned(),
+            label: "lockkeeper verify".to_owned(),
+        }));
+        writer
+    }
+
+    /// Returns whether somebody listens.
+    fn tell(&self, event: HistoryEvent) -> bool {
+        let at = BootInstant::now().as_nanos();
+        self.news.send(Ok(HistoryLine { at, by: self.by.clone(), event })).is_ok()
+    }
+}
+
 /// Checks what the watches have told.
 fn heard(
     news: &mut UnboundedReceiver<Result<HistoryLine, Failure>>,
@@ -138,28 +162,18 @@ async fn watch(locks: lockkeeper::Locks, url: String, news: UnboundedSender<Resu
     let clock = host_clock().unwrap_or_default();
     let of = if locks.capabilities().reach == Reach::Network { "" } else { &clock };
     let service = service_of(&url, of);
-    let by = format!("watch {service}");
-    let writer = WriterEvent {
-        format: lockkeeper_history::FORMAT,
-        clock: clock.clone(),
-        label: "lockkeeper verify".to_owned(),
-    };
-    let tell = |event: HistoryEvent| {
-        let at = BootInstant::now().as_nanos();
-        news.send(Ok(HistoryLine { at, by: by.clone(), event })).is_ok()
-    };
-    tell(HistoryEvent::Writer(writer));
+    let writer = NewsWriter::begin(format!("watch {service}"), &clock, news);
     loop {
         let mut watch = match locks.watch(None) {
             Ok(watch) => watch,
             Err(error) => {
-                let _ = news.send(Err(error.into()));
+                let _ = writer.news.send(Err(error.into()));
                 return;
             }
         };
         while let Some(Ok(event)) = watch.next().await {
             let (WatchEvent::State(info) | WatchEvent::Changed(info)) = event else { continue };
-            if !current(&info, &service).all(&tell) {
+            if !current(&info, &service).all(|event| writer.tell(event)) {
                 return;
             }
         }
@@ -182,17 +196,7 @@ async fn look(store: FenceStore, target: String, news: UnboundedSender<Result<Hi
         (_, Some((_, resource))) => resource.to_owned(),
         (_, None) => target.clone(),
     };
-    let by = format!("fence {target}");
-    let tell = |event: HistoryEvent| {
-        let at = BootInstant::now().as_nanos();
-        news.send(Ok(HistoryLine { at, by: by.clone(), event })).is_ok()
-    };
-    let clock = host_clock().unwrap_or_default();
-    tell(HistoryEvent::Writer(WriterEvent {
-        format: lockkeeper_history::FORMAT,
-        clock,
-        label: "lockkeeper verify".to_owned(),
-    }));
+    let writer = NewsWriter::begin(format!("fence {target}"), &host_clock().unwrap_or_default(), news);
     let mut last = None;
     loop {
         let asked = BootInstant::now().as_nanos();
@@ -203,7 +207,7 @@ async fn look(store: FenceStore, target: String, news: UnboundedSender<Result<Hi
             for (resource, pair) in std::iter::once((resource.clone(), marks.base)).chain(slots) {
                 // Only what has passed for writing comes in the order of tokens.
                 let Some(token) = pair.writer.map(Token::get) else { continue };
-                if !tell(HistoryEvent::Marked(MarkedEvent { resource, asked, token })) {
+                if !writer.tell(HistoryEvent::Marked(MarkedEvent { resource, asked, token })) {
                     return;
                 }
             }
