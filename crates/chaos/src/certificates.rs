@@ -12,7 +12,7 @@ const CLUSTER: &str = "chaos";
 const FILES: [&str; 5] = ["ca.pem", "node.pem", "node.key", "client.pem", "client.key"];
 
 /// The files that nodes and clients read now, and those of each authority.
-pub(crate) struct Certificates {
+pub(crate) struct ClusterTls {
     program: PathBuf,
     folder: PathBuf,
     hosts: Vec<Ipv4Addr>,
@@ -25,26 +25,26 @@ pub(crate) enum Era {
     /// The files that are in use.
     Now,
     /// Those of the last authority alone.
-    Last,
+    Newest,
     /// Those of the one before it.
     Before,
 }
 
-impl Certificates {
+impl ClusterTls {
     /// Makes a first authority, and certificates for nodes on these hosts and for their clients.
     pub(crate) fn new(program: &Path, folder: &Path, hosts: Vec<Ipv4Addr>) -> Result<Self> {
         let (program, folder) = (program.to_owned(), folder.join("tls"));
         fs::create_dir_all(folder.join("now"))?;
         let mut made = Self { program, folder, hosts, authorities: 0 };
         made.make_authority()?;
-        FILES.iter().try_for_each(|file| made.replace(file, &[Era::Last]))?;
+        FILES.iter().try_for_each(|file| made.replace(file, &[Era::Newest]))?;
         Ok(made)
     }
 
-    /// Makes another authority, which is [`Era::Last`] from now on; nothing that is in use changes.
+    /// Makes another authority, which is [`Era::Newest`] from now on; nothing that is in use changes.
     pub(crate) fn make_authority(&mut self) -> Result {
         self.authorities += 1;
-        let folder = self.folder(Era::Last);
+        let folder = self.folder(Era::Newest);
         let run = |words: &[&str], more: &[String]| -> Result {
             let mut command = Command::new(&self.program);
             let output =
@@ -88,7 +88,7 @@ impl Certificates {
     fn folder(&self, era: Era) -> PathBuf {
         match era {
             Era::Now => self.folder.join("now"),
-            Era::Last => self.folder.join(self.authorities.to_string()),
+            Era::Newest => self.folder.join(self.authorities.to_string()),
             Era::Before => self.folder.join(self.authorities.saturating_sub(1).to_string()),
         }
     }

@@ -18,7 +18,7 @@ use nix::unistd::Pid;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::Result;
-use crate::certificates::{Certificates, Era};
+use crate::certificates::{ClusterTls, Era};
 use crate::samples::{Sample, usage};
 
 /// How long the cluster may take to be whole again after a fault.
@@ -30,7 +30,7 @@ const HTTP_PORT: u16 = 5627;
 const DISK: &str = "size=256m";
 
 /// The URL of nodes for clients.
-fn url(addresses: &str, tls: Option<&Rc<RefCell<Certificates>>>) -> String {
+fn url(addresses: &str, tls: Option<&Rc<RefCell<ClusterTls>>>) -> String {
     match tls {
         Some(tls) => format!("lockkeepers://{addresses}{}", tls.borrow().query(Era::Now, Era::Now)),
         None => format!("lockkeeper://{addresses}"),
@@ -61,7 +61,7 @@ pub(crate) struct ChaosNode {
     /// What it runs; and another release, with which it changes places in an upgrade.
     programs: [PathBuf; 2],
     folder: PathBuf,
-    tls: Option<Rc<RefCell<Certificates>>>,
+    tls: Option<Rc<RefCell<ClusterTls>>>,
     /// Of the command line, without the membership.
     arguments: Vec<String>,
     /// How it becomes a member of its cluster, while it has no data.
@@ -249,7 +249,7 @@ pub(crate) struct ClusterStart<'a> {
     pub(crate) programs: [PathBuf; 2],
     pub(crate) folder: PathBuf,
     /// Without it, nodes and clients use no TLS.
-    pub(crate) tls: Option<Rc<RefCell<Certificates>>>,
+    pub(crate) tls: Option<Rc<RefCell<ClusterTls>>>,
     pub(crate) disk: DiskKind,
     pub(crate) segment_bytes: u64,
     /// Further options of all nodes.
@@ -305,22 +305,22 @@ impl Cluster {
     pub(crate) async fn change_authority(&self, between: Duration) -> Result {
         let tls = self.nodes.first().and_then(|node| node.tls.as_ref()).ok_or("the nodes have no TLS")?;
         tls.borrow_mut().make_authority()?;
-        tls.borrow().replace("ca.pem", &[Era::Before, Era::Last])?;
-        self.reload(|tls| (tls.query(Era::Before, Era::Last), true)).await?;
+        tls.borrow().replace("ca.pem", &[Era::Before, Era::Newest])?;
+        self.reload(|tls| (tls.query(Era::Before, Era::Newest), true)).await?;
         sleep(between).await;
         for file in ["node.key", "node.pem", "client.key", "client.pem"] {
-            tls.borrow().replace(file, &[Era::Last])?;
+            tls.borrow().replace(file, &[Era::Newest])?;
         }
-        self.reload(|tls| (tls.query(Era::Last, Era::Last), true)).await?;
+        self.reload(|tls| (tls.query(Era::Newest, Era::Newest), true)).await?;
         sleep(between).await;
-        tls.borrow().replace("ca.pem", &[Era::Last])?;
-        self.reload(|tls| (tls.query(Era::Last, Era::Before), false)).await?;
+        tls.borrow().replace("ca.pem", &[Era::Newest])?;
+        self.reload(|tls| (tls.query(Era::Newest, Era::Before), false)).await?;
         self.reload(|tls| (tls.query(Era::Now, Era::Now), true)).await
     }
 
     /// All nodes read their files again; waits until each takes, or does not take, a client with this part of
     /// its URL.
-    async fn reload(&self, expected: impl Fn(&Certificates) -> (String, bool)) -> Result {
+    async fn reload(&self, expected: impl Fn(&ClusterTls) -> (String, bool)) -> Result {
         for node in &self.nodes {
             node.signal(Signal::SIGHUP)?;
         }

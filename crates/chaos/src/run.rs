@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 use crate::Result;
-use crate::certificates::Certificates;
+use crate::certificates::ClusterTls;
 use crate::check::check;
 use crate::cluster::{Cluster, ClusterStart, DiskKind};
 use crate::inject::World;
@@ -268,7 +268,7 @@ impl Run<'_> {
         };
         if kinds.contains(&FaultKind::Certificates) {
             let hosts = (0..nodes).map(|host| self.network.address(host)).collect();
-            let tls = Certificates::new(&self.programs.lockkeeper, self.folder, hosts)?;
+            let tls = ClusterTls::new(&self.programs.lockkeeper, self.folder, hosts)?;
             start.tls = Some(Rc::new(RefCell::new(tls)));
         }
         let cluster = Cluster::start(&start).await?;

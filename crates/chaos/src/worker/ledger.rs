@@ -6,12 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::Token;
+use lockkeeper::once::{FileRecords, OnceError};
+use lockkeeper::{AcquireError, HoldError, Lock, Token};
 use lockkeeper_fence::Section;
 use lockkeeper_fence::file::{FileError, FileFence};
 use lockkeeper_history::{
     EnteredEvent, FenceVerdict, HistoryEvent, HistoryWriter, ReadEvent, WriteOutcome, WroteEvent,
 };
+
+use tokio::time::sleep;
 
 use super::answers;
 use super::claims::WorkerClock;
@@ -49,6 +52,41 @@ impl Ledger {
         let (inner, lock) = (Arc::clone(&self.0), lock.to_owned());
         // The fence waits for files and other processes.
         let _ = tokio::task::spawn_blocking(move || inner.section(&lock, section, takes)).await;
+    }
+
+    /// Does the work of a name unless it was done before. That is a resource too: whoever does the work has
+    /// read that nobody did, and writes that it is done.
+    pub(crate) async fn once(&self, name: &str, lock: &Lock, takes: Duration) -> Result<(), AcquireError> {
+        let inner = &self.0;
+        let records = FileRecords::new(inner.folder.join("once"));
+        let (mut attempted, asked) = (None, inner.clock.now());
+        let once = lock.once::<_, OnceError>(name, &records, async |attempt| {
+            attempted = Some(attempt.id().to_owned());
+            sleep(takes).await;
+            Ok(attempt.id().as_bytes().to_vec())
+        });
+        let once = once.await;
+        let resource = name.replace('/', "_");
+        let (outcome, failed) = match once {
+            Ok(once) if !once.is_new => {
+                let version = String::from_utf8_lossy(&once.outcome).into_owned();
+                let read = HistoryEvent::Read(ReadEvent { resource, asked, version });
+                inner.history.write(inner.clock.now(), read);
+                return Ok(());
+            }
+            Ok(_) => (WriteOutcome::Done, None),
+            // Another one was first: this work is recorded nowhere.
+            Err(OnceError::Twice { .. }) => (WriteOutcome::Stale, None),
+            Err(OnceError::Hold(HoldError::NotAcquired(error))) => (WriteOutcome::Unknown, Some(error)),
+            Err(_) => (WriteOutcome::Unknown, None),
+        };
+        if let Some(made) = attempted {
+            let (service, lock, saw) = (inner.service.clone(), name.into(), String::new());
+            // No fence has seen the token.
+            let wrote = WroteEvent { resource, service, lock, token: None, asked, saw, made, outcome };
+            inner.history.write(inner.clock.now(), HistoryEvent::Wrote(wrote));
+        }
+        failed.map_or(Ok(()), Err)
     }
 
     /// A shared section: enters and reads.

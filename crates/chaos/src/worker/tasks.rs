@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use lockkeeper::{AcquireError, Capabilities, Guard, Lock, Locks, Token, Wait};
 use lockkeeper_fence::Section;
-use tokio::time::{sleep, timeout};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::claims::Claims;
 use super::ledger::Ledger;
@@ -39,6 +40,12 @@ enum Work {
     Crowd,
     /// An election.
     Election,
+    /// A while as a member of a group that divides partitions.
+    Partitions,
+    /// Work that is done once, whoever comes first.
+    Once,
+    /// A hold that is free soon after its client has gone.
+    Linger,
     /// A hold without renewal that its holder uses beyond its end. Its name has impatient waiters only.
     Overstay,
     /// Questions to the service.
@@ -46,8 +53,8 @@ enum Work {
 }
 
 /// Of 100.
-const WEIGHTS: [(Work, u32); 14] = [
-    (Work::Short, 40),
+const WEIGHTS: [(Work, u32); 17] = [
+    (Work::Short, 36),
     (Work::Ledger, 10),
     (Work::Cached, 10),
     (Work::Shared, 8),
@@ -59,6 +66,9 @@ const WEIGHTS: [(Work, u32); 14] = [
     (Work::Cancelled, 2),
     (Work::Crowd, 3),
     (Work::Election, 2),
+    (Work::Partitions, 1),
+    (Work::Once, 1),
+    (Work::Linger, 2),
     (Work::Overstay, 1),
     (Work::Ask, 3),
 ];
@@ -83,8 +93,8 @@ impl Work {
             Self::Permit => can.permits,
             Self::Subtree => can.subtree,
             Self::Several => can.multi,
-            Self::Ask => can.inspect,
-            Self::Overstay => can.ttl,
+            Self::Ask | Self::Partitions => can.inspect,
+            Self::Overstay | Self::Linger => can.ttl,
             _ => true,
         }
     }
@@ -220,6 +230,17 @@ impl WorkerTask {
                 let guard = election.campaign(if can { &b"here"[..] } else { b"" }).await?;
                 self.exclusive(&name, guard, 20).await;
             }
+            Work::Partitions => self.partitions().await?,
+            Work::Once => {
+                let (name, takes) = (self.name("once", 2000), self.millis(3));
+                let lock = self.lock(&name);
+                self.ledger.once(&name, &lock, takes).await?;
+            }
+            Work::Linger => {
+                let name = self.name("linger", 12);
+                let guard = self.lock(&name).linger(TTLS[0] / 2).acquire().await?;
+                self.exclusive(&name, guard, 5).await;
+            }
             Work::Overstay => {
                 let name = self.name("overstay", 12);
                 let lock = self.locks.mutex(&name).ttl(TTLS[0]).no_renew();
@@ -237,6 +258,30 @@ impl WorkerTask {
             }
             Work::Ask => self.asks().await,
         }
+        Ok(())
+    }
+
+    /// Owns what the group gives to it, and uses that until another member waits for it.
+    async fn partitions(&mut self) -> Result<(), AcquireError> {
+        const COUNT: u32 = 6;
+        let name = self.name("partitions", 2);
+        let partitions = self.locks.partitions(&name, COUNT).with(|lock| lock.ttl(TTLS[1]));
+        let mut member = partitions.join().await?;
+        let until = Instant::now() + self.millis(400);
+        let mut sections = JoinSet::new();
+        while let Ok(Ok(partition)) = timeout_at(until, member.next()).await {
+            let (ledger, name) = (self.ledger.clone(), format!("{name}/{}", partition.index()));
+            sections.spawn(async move {
+                while let Some(token) = partition.token_hint().filter(|_| !partition.is_leaving()) {
+                    ledger.section(&name, Section::exclusive(token), Duration::from_millis(20)).await;
+                    if Instant::now() >= until {
+                        break;
+                    }
+                }
+            });
+        }
+        let _ = member.leave().await;
+        sections.join_all().await;
         Ok(())
     }
 
