@@ -54,7 +54,8 @@ struct Arrived {
     attach: u64,
     stream: StreamId,
     /// Two streams have attached this session with the same attach number. Only the one that the node reads
-    /// first is valid, and the oracle can't determine here which that is.
+    /// first is valid, and the oracle can't determine here which that is. Or a call may have taken the session
+    /// over.
     is_ambiguous: bool,
     sign: Option<Nanos>,
     is_closed: bool,
@@ -291,6 +292,9 @@ impl Silence {
     pub(crate) fn opened_by_call(&mut self, session: u64) {
         if let Some(it) = self.handed.get_mut(&session) {
             it.stream = None;
+        }
+        if let Some(it) = self.arrived.get_mut(&session) {
+            it.is_ambiguous = true;
         }
     }
 
