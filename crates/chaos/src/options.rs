@@ -108,8 +108,8 @@ pub(crate) struct RunOptions {
     /// Nodes of our own service
     #[arg(long, default_value = "3", value_parser = ["1", "3", "5"])]
     pub(crate) nodes: String,
-    /// The program of another release with the same rules of the table: nodes begin with it, and `upgrade` goes
-    /// to the present one, or back
+    /// The program of another release with the same rules of the table: nodes begin with it, and `upgrade`
+    /// goes to the present one, or back
     #[arg(long, value_name = "FILE")]
     pub(crate) previous: Option<PathBuf>,
     /// Only these kinds of faults; `none` for a steady load

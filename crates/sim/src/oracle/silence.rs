@@ -53,9 +53,8 @@ pub(crate) struct Silence {
 struct Arrived {
     attach: u64,
     stream: StreamId,
-    /// Two streams have attached this session with the same attach number. Only the one that the node reads
-    /// first is valid, and the oracle can't determine here which that is. Or a call may have taken the session
-    /// over.
+    /// The oracle can't determine here which stream has the session: two have attached it with the same number,
+    /// and only the one that the node reads first is valid; or a call may have taken it over.
     is_ambiguous: bool,
     sign: Option<Nanos>,
     is_closed: bool,
