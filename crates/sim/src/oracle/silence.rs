@@ -53,7 +53,7 @@ pub(crate) struct Silence {
 struct Arrived {
     attach: u64,
     stream: StreamId,
-    /// The oracle can't determine here which stream has the session: two have attached it with the same number,
+    /// The oracle can't determine which stream has the session: two have attached it with the same number,
     /// and only the one that the node reads first is valid; or a call may have taken it over.
     is_ambiguous: bool,
     sign: Option<Nanos>,
