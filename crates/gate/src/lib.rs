@@ -110,8 +110,8 @@ pub trait GateHistory: Send + Sync {
     /// The time on the history's clock, in nanoseconds.
     fn now(&self) -> u64;
 
-    /// The gate has let a token in, or has refused it as stale. A request that it could not decide is not
-    /// told. Called before the request is forwarded.
+    /// Called before the request is forwarded, if the gate has admitted the token or refused it as stale; not
+    /// for other refusals, such as 503.
     fn decided(&self, decision: &GateDecision<'_>);
 }
 

@@ -54,8 +54,8 @@ impl Ledger {
         let _ = tokio::task::spawn_blocking(move || inner.section(&lock, section, takes)).await;
     }
 
-    /// Does the work of a name unless it was done before. That is a resource too: whoever does the work has
-    /// read that nobody did, and writes that it is done.
+    /// Runs [`Lock::once`], and writes it to the history as a resource: the work is a write of the first
+    /// version, a record that is there already is a read. Work that was recorded twice is a lost update.
     pub(crate) async fn once(&self, name: &str, lock: &Lock, takes: Duration) -> Result<(), AcquireError> {
         let inner = &self.0;
         let records = FileRecords::new(inner.folder.join("once"));

@@ -42,7 +42,7 @@ enum Work {
     Election,
     /// A while as a member of a group that divides partitions.
     Partitions,
-    /// Work that is done once, whoever comes first.
+    /// `Lock::once` with a key that all workers share.
     Once,
     /// A hold that is free soon after its client has gone.
     Linger,

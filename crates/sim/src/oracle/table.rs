@@ -318,7 +318,7 @@ impl History {
             after.sessions.iter().map(|session| (session.id, session.ttl_ms)).collect();
         self.pending.clear();
         for request in &after.requests {
-            // What is left of a session that has ended has no timers: the backlog ends it, in pieces.
+            // Requests of an ended session have no timers: the backlog ends them, in pieces.
             let owner = request.owner.and_then(|(session, seq)| Some((session, seq, *ttls.get(&session)?)));
             let (timer, needs) = match (&request.phase, owner) {
                 (Phase::Closed { token, ms: delay, .. }, _) => (Timer::Closed(token.get()), ms(*delay)),

@@ -139,7 +139,7 @@ impl NewsWriter {
         writer
     }
 
-    /// Returns whether somebody listens.
+    /// Sends a line. Returns false if the receiver is closed.
     fn tell(&self, event: HistoryEvent) -> bool {
         let at = BootInstant::now().as_nanos();
         self.news.send(Ok(HistoryLine { at, by: self.by.clone(), event })).is_ok()

@@ -298,7 +298,6 @@ mod tests {
         assert_eq!(nodes.relay_to().map(ToString::to_string).as_deref(), Some("n1:1"));
     }
 
-    /// A leader out of reach is one failure, and the next node relays to it: never a round.
     #[test]
     fn patience_doubles_with_each_round_of_failures() {
         const USUAL: Duration = Duration::from_secs(2);
