@@ -107,7 +107,10 @@ async fn a_killed_server_loses_no_grant_under_64_clients() {
                         Err(AcquireError::Ambiguous { .. } | AcquireError::Backend(_)) => {}
                         Err(error) => panic!("{error}"),
                     }
-                    let Ok(held) = lock.clone().wait(Wait::For(SECOND)).acquire().await else { continue };
+                    // Long enough for the whole queue: waiters poll, and where all of them give up and come
+                    // again the first one sleeps for as long as it did at its end.
+                    let waiting = lock.clone().wait(Wait::For(10 * SECOND));
+                    let Ok(held) = waiting.acquire().await else { continue };
                     assert!(!inside.swap(true, Ordering::SeqCst), "two sections at the same time");
                     let token = held.token_hint().unwrap().get();
                     assert!(last.swap(token, Ordering::SeqCst) < token, "tokens rise");
