@@ -6,6 +6,7 @@
 
 mod bounds;
 mod convert;
+mod election;
 mod lag;
 mod ready;
 mod tail;
@@ -65,6 +66,8 @@ pub(crate) struct Engine {
     seed: u64,
     /// The number of elections that this node has started since it last knew a leader.
     campaigns: u64,
+    /// The leader whose connection broke; 0 if none has, or once it was heard again.
+    disconnected: u64,
     mutant: Option<Mutant>,
     /// The durable commit index. A membership change is applied only up to it.
     durable_commit: u64,
@@ -98,7 +101,8 @@ impl Engine {
         let durable_commit = stored.max(start.snapshot_index);
         let raw = RawNode::new(&config, Tail::new(start), &logger).map_err(|error| error.to_string())?;
         let held = Vec::new();
-        let mut engine = Self { raw, seed, campaigns: 0, mutant, durable_commit, held, lag: Lag::new(keep) };
+        let lag = Lag::new(keep);
+        let mut engine = Self { raw, seed, campaigns: 0, disconnected: 0, mutant, durable_commit, held, lag };
         engine.set_timeout();
         Ok(engine)
     }
@@ -483,18 +487,6 @@ impl Engine {
     pub(crate) fn applied(&mut self, index: u64) {
         self.raw.advance_apply_to(index);
         self.raw.mut_store().trim(index);
-    }
-
-    /// Sets an election time-out that depends only on seed, node, term and the number of tries: simulations
-    /// must be reproducible, and raft-rs draws its own time-outs at random. (The number of tries is needed
-    /// since a failed pre-vote leaves the term unchanged.)
-    fn set_timeout(&mut self) {
-        let raft = &mut self.raw.raft;
-        let mixed = self.seed
-            ^ raft.id.wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            ^ (raft.term << 8 | self.campaigns & 0xff).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let spread = (mixed ^ (mixed >> 31)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 33;
-        raft.set_randomized_election_timeout(ELECTION_TICKS + spread as usize % ELECTION_TICKS);
     }
 }
 

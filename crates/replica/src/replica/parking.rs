@@ -155,11 +155,10 @@ impl Replica {
         }
     }
 
-    /// Handles a broken connection. A killed process is noticed by its broken connections some hundred
-    /// milliseconds earlier than by its silence.
+    /// Handles a broken connection.
     pub(super) fn peer_down(&mut self, node: u64) {
         self.unreachable.insert(node);
-        self.engine.lost(node);
+        self.engine.disconnected(node);
     }
 
     /// Handles a client event on a node that does not lead.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_replica::{Answer, AskId, Event, Question};
+use lockkeeper_replica::{Answer, AskId, ELECTION_TICKS, Event, Question, TICK};
 use lockkeeper_wire::peer::{PeerKind, PeerMessage};
 use lockkeeper_wire::v1;
 
@@ -53,6 +53,51 @@ fn partitioned_follower_does_not_raise_the_term() {
     assert_eq!(world.node(follower).term(), term, "it asks before it votes");
     world.heal();
     world.pass(5 * SECOND);
+    assert_eq!((world.leader(), world.node(leader).term()), (leader, term));
+}
+
+#[test]
+fn killed_leader_is_replaced_before_its_silence_is_noticed() {
+    for (count, crashes) in [(3, 4), (5, 4)] {
+        let mut world = World::new(count);
+        for _ in 0..crashes {
+            let (leader, killed_at) = (world.leader(), world.now);
+            let term = world.node(leader).term();
+            world.crash(leader);
+            let next = world.leader();
+            let silence = TICK * ELECTION_TICKS as u32;
+            assert!(world.now - killed_at < silence, "{:?} without a leader", world.now - killed_at);
+            assert_eq!(world.node(next).term(), term + 1, "the votes were not split");
+            world.restart(leader);
+            world.pass(SECOND);
+        }
+    }
+}
+
+#[test]
+fn leader_that_is_heard_over_new_connections_keeps_its_lead() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let term = world.node(leader).term();
+    for _ in 0..20 {
+        world.others(leader).into_iter().for_each(|other| world.turn(other, vec![Event::PeerDown(leader)]));
+        world.pass(TICK * 3);
+    }
+    assert_eq!((world.leader(), world.node(leader).term()), (leader, term));
+}
+
+/// A follower that can't reach the leader is refused by one that hears it, however often it asks.
+#[test]
+fn follower_whose_connection_breaks_disturbs_nobody() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let (follower, term) = (world.others(leader)[0], world.node(leader).term());
+    world.cut_one_way(leader, follower);
+    world.cut_one_way(follower, leader);
+    for _ in 0..10 {
+        world.turn(follower, vec![Event::PeerDown(leader)]);
+        world.pass(SECOND);
+    }
     assert_eq!((world.leader(), world.node(leader).term()), (leader, term));
 }
 
