@@ -12,6 +12,7 @@ use tokio::time::sleep;
 
 use crate::Result;
 use crate::cluster::{ChaosNode, Cluster, View};
+use crate::gate::ChaosGate;
 use crate::plan::{Fault, FaultKind, Victim};
 use crate::workers::Workers;
 
@@ -30,6 +31,8 @@ pub(crate) struct World<'a> {
     pub(crate) network: &'a Rc<Network>,
     pub(crate) cluster: &'a mut Cluster,
     pub(crate) workers: &'a mut Workers,
+    /// None beside a planted mistake.
+    pub(crate) gate: Option<&'a mut ChaosGate>,
 }
 
 impl World<'_> {
@@ -54,6 +57,9 @@ impl World<'_> {
             FaultKind::Kill(Victim::Worker)
             | FaultKind::Stop(Victim::Worker)
             | FaultKind::Cut(Victim::Worker) => self.workers.all[worker].name.clone(),
+            FaultKind::Kill(Victim::Gate) | FaultKind::Stop(Victim::Gate) | FaultKind::Cut(Victim::Gate) => {
+                "gate".to_owned()
+            }
             FaultKind::Halves
             | FaultKind::Loss
             | FaultKind::Rolling
@@ -70,6 +76,14 @@ impl World<'_> {
                 let host = self.count() + worker;
                 let others: Vec<_> = (0..self.hosts()).filter(|other| *other != host).collect();
                 self.cut(&[host], &others, lasts, async |world| !world.connects(host, leader)).await
+            }
+            FaultKind::Kill(Victim::Gate) => self.gate()?.kill_and_start(lasts / 4).await?,
+            FaultKind::Stop(Victim::Gate) => self.gate()?.stop(lasts).await?,
+            FaultKind::Cut(Victim::Gate) => {
+                let host = self.gate()?.host;
+                let others: Vec<_> = (0..self.hosts()).filter(|other| *other != host).collect();
+                let worker = self.count() + worker;
+                self.cut(&[host], &others, lasts, async |world| !world.connects_to_gate(worker)).await
             }
             FaultKind::Kill(_) => {
                 self.cluster.nodes[node].kill()?;
@@ -233,8 +247,13 @@ impl World<'_> {
         self.cluster.nodes.len()
     }
 
+    /// The number of hosts: of nodes, workers and the gate.
     fn hosts(&self) -> usize {
-        self.count() + self.workers.all.len()
+        self.count() + self.workers.all.len() + usize::from(self.gate.is_some())
+    }
+
+    fn gate(&mut self) -> Result<&mut ChaosGate> {
+        self.gate.as_deref_mut().ok_or_else(|| "this run has no gate".into())
     }
 
     fn follower(&self, leader: usize, pick: usize) -> usize {
@@ -272,7 +291,14 @@ impl World<'_> {
 
     /// Whether a host can connect to a node.
     fn connects(&self, from: usize, to: usize) -> bool {
-        let address = SocketAddr::from((self.network.address(to), PORT));
+        self.reaches(from, SocketAddr::from((self.network.address(to), PORT)))
+    }
+
+    fn connects_to_gate(&self, from: usize) -> bool {
+        self.gate.as_ref().is_some_and(|gate| self.reaches(from, gate.address()))
+    }
+
+    fn reaches(&self, from: usize, address: SocketAddr) -> bool {
         self.network.at(from, || TcpStream::connect_timeout(&address, Duration::from_millis(150)).is_ok())
     }
 }

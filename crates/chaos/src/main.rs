@@ -4,7 +4,7 @@
 //! faults, and for the summary. Judges no history: that is `lockkeeper-verify`.
 //!
 //! Reading order: `options.rs`, `plan.rs` (the faults of a seed), `run.rs` (rounds), `cluster.rs` and
-//! `workers.rs` (processes), `inject.rs` (faults), `worker/mod.rs` (what a worker does), `mutant.rs` (planted
+//! `workers.rs` (processes), `gate.rs` (the gate and what is behind it), `inject.rs` (faults), `worker/mod.rs` (what a worker does), `mutant.rs` (planted
 //! mistakes), `check.rs`, `summary.rs`, `record.rs` (the page of all recorded runs); `compare/mod.rs` (the
 //! table of all locks), `crowd.rs` (many clients at once).
 //!
@@ -21,6 +21,7 @@ mod check;
 mod cluster;
 mod compare;
 mod crowd;
+mod gate;
 mod inject;
 mod mutant;
 mod options;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Some(Sub::Compare(options)) => compare::run(&options),
         Some(Sub::Crowd(options)) => crowd::run(&options),
         Some(Sub::CrowdWorker(options)) => worker::crowd::run(&options).map(|()| true),
+        Some(Sub::Upstream(options)) => gate::upstream(&options).map(|()| true),
         Some(Sub::Contend(options)) => compare::contend(options).map(|()| true),
         None => run::run(run),
     };

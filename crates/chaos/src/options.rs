@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -32,6 +33,9 @@ pub(crate) enum Sub {
     /// One process of a crowd; started by it
     #[command(hide = true)]
     CrowdWorker(CrowdWorkerOptions),
+    /// The service behind the gate; started by the run
+    #[command(hide = true)]
+    Upstream(UpstreamOptions),
     /// One contender of a comparison; started by it
     #[command(hide = true)]
     Contend(ContendOptions),
@@ -155,6 +159,14 @@ impl RunOptions {
 }
 
 #[derive(Args)]
+pub(crate) struct UpstreamOptions {
+    #[arg(long)]
+    pub(crate) listen: SocketAddr,
+    #[arg(long)]
+    pub(crate) data: PathBuf,
+}
+
+#[derive(Args)]
 pub(crate) struct WorkerOptions {
     #[arg(long)]
     pub(crate) name: String,
@@ -164,6 +176,9 @@ pub(crate) struct WorkerOptions {
     pub(crate) history: PathBuf,
     #[arg(long)]
     pub(crate) ledgers: PathBuf,
+    /// The gate in front of a service over HTTP
+    #[arg(long)]
+    pub(crate) gate: Option<SocketAddr>,
     #[arg(long)]
     pub(crate) seed: u64,
     #[arg(long)]

@@ -11,6 +11,8 @@ pub(crate) enum Victim {
     Follower,
     /// A worker.
     Worker,
+    /// The gate in front of a service over HTTP.
+    Gate,
 }
 
 impl Victim {
@@ -19,6 +21,7 @@ impl Victim {
             Self::Leader => "leader",
             Self::Follower => "follower",
             Self::Worker => "worker",
+            Self::Gate => "gate",
         }
     }
 }
@@ -67,16 +70,19 @@ pub(crate) enum FaultKind {
 }
 
 /// All kinds.
-pub(crate) const KINDS: [FaultKind; 24] = [
+pub(crate) const KINDS: [FaultKind; 27] = [
     FaultKind::Kill(Victim::Leader),
     FaultKind::Kill(Victim::Follower),
     FaultKind::Kill(Victim::Worker),
+    FaultKind::Kill(Victim::Gate),
     FaultKind::Stop(Victim::Leader),
     FaultKind::Stop(Victim::Follower),
     FaultKind::Stop(Victim::Worker),
+    FaultKind::Stop(Victim::Gate),
     FaultKind::Cut(Victim::Leader),
     FaultKind::Cut(Victim::Follower),
     FaultKind::Cut(Victim::Worker),
+    FaultKind::Cut(Victim::Gate),
     FaultKind::OneWay,
     FaultKind::Halves,
     FaultKind::Loss,

@@ -20,6 +20,7 @@ use crate::Result;
 use crate::certificates::ClusterTls;
 use crate::check::check;
 use crate::cluster::{Cluster, ClusterStart, DiskKind};
+use crate::gate::ChaosGate;
 use crate::inject::World;
 use crate::mutant::ChaosMutant;
 use crate::options::RunOptions;
@@ -48,8 +49,8 @@ pub(crate) fn run(options: RunOptions) -> Result<bool> {
     }
     let commit = options.record.then(record::commit).transpose()?;
     let folder = private_disk()?;
-    let second = options.mutant.is_some_and(ChaosMutant::has_second_service);
-    let hosts = options.nodes() + options.clients.len() + usize::from(second);
+    // The last is that of the gate, or of the second service.
+    let hosts = options.nodes() + options.clients.len() + 1;
     let network = Rc::new(Network::around_this_thread(u8::try_from(hosts)?));
     // The processes are children of this thread, and end with it.
     // A build during the run must not change what runs.
@@ -314,7 +315,15 @@ impl Run<'_> {
         let options = &self.options;
         let at = self.places(service);
         let seed = options.seed.wrapping_mul(1_000_000) + summary.rounds * 10_000;
-        let mut workers = Workers::start(&self.network, options, &self.programs, &at, place, seed)?;
+        let mut gate = match &service {
+            TestedService::Own(..) if options.mutant.is_none() => {
+                let host = options.nodes() + options.clients.len();
+                Some(ChaosGate::start(&self.network, &self.programs, host, place).await?)
+            }
+            _ => None,
+        };
+        let at = (&at[..], gate.as_ref().map(ChaosGate::address));
+        let mut workers = Workers::start(&self.network, options, &self.programs, at, place, seed)?;
         let history = place.join("faults.history");
         let faults = fault_history(&history)?;
         sleep(MARGIN).await;
@@ -331,7 +340,8 @@ impl Run<'_> {
             let tell = |target: &str, begins| tell(&faults, &fault, target, begins);
             let played = match service {
                 TestedService::Own(cluster, _) => {
-                    let mut world = World { network: &self.network, cluster, workers: &mut workers };
+                    let (workers, gate) = (&mut workers, gate.as_mut());
+                    let mut world = World { network: &self.network, cluster, workers, gate };
                     world.play(&fault, tell).await
                 }
                 TestedService::Other(other) => other.play(&fault, &mut workers, tell).await,
@@ -349,6 +359,10 @@ impl Run<'_> {
         summary.failures.append(&mut workers.end().await?);
         let mut files = workers.histories();
         files.push(history);
+        if let Some(gate) = gate {
+            files.push(gate.history());
+            summary.failures.extend(gate.end().await?);
+        }
         files.retain(|file| file.exists());
         Ok(files)
     }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Stdio};
@@ -49,6 +50,7 @@ pub(crate) struct Workers {
     pub(crate) all: Vec<Worker>,
     /// For their clocks.
     pub(crate) shim: Shim,
+    gate: Option<SocketAddr>,
     network: Rc<Network>,
     options: Rc<RunOptions>,
     programs: Rc<Programs>,
@@ -60,7 +62,7 @@ impl Workers {
         network: &Rc<Network>,
         options: &Rc<RunOptions>,
         programs: &Rc<Programs>,
-        at: &[WorkerPlace],
+        (at, gate): (&[WorkerPlace], Option<SocketAddr>),
         folder: &Path,
         seed: u64,
     ) -> Result<Self> {
@@ -73,7 +75,7 @@ impl Workers {
         };
         let all = at.iter().enumerate().map(worker).collect();
         let (network, options, programs) = (Rc::clone(network), Rc::clone(options), Rc::clone(programs));
-        let mut workers = Self { all, shim: Shim::new(folder), network, options, programs };
+        let mut workers = Self { all, shim: Shim::new(folder), gate, network, options, programs };
         (0..at.len()).try_for_each(|index| workers.begin(index))?;
         Ok(workers)
     }
@@ -92,6 +94,9 @@ impl Workers {
         command.args(["--seed", &worker.seed.to_string(), "--tasks", &tasks.to_string()]);
         command.args(driver.iter().flat_map(|driver| ["--driver", driver]));
         command.args(["--service", worker.place.service]);
+        if let Some(gate) = self.gate {
+            command.args(["--gate", &gate.to_string()]);
+        }
         if let Some(mutant) = options.mutant {
             command.args(["--mutant", &mutant.name()]).envs(self.shim.environment());
         }

@@ -210,15 +210,20 @@ pub fn p7_answers(snapshot: &Snapshot) -> CheckResult {
     Ok(())
 }
 
-/// C4, C6: every cached hold in the way of a waiter is recalled, and a request that is put off has the limit
-/// for that.
+/// C4, C6: every cached hold in the way of a waiter is recalled, except those below a subtree while something
+/// else is in the way; and a request that is put off has the limit for that.
 ///
 /// # Errors
 /// The waiter, and the hold that is not recalled.
 pub fn c4_recalls(snapshot: &Snapshot) -> CheckResult {
     for waiter in snapshot.requests.iter().filter(|request| token(request).is_none()) {
-        let cached = |hold: &&RequestState| hold.caching == Caching::Cached && conflict(hold, waiter);
-        if let Some(hold) = snapshot.requests.iter().find(cached) {
+        let in_way = || snapshot.requests.iter().filter(|other| conflict(other, waiter));
+        let is_blocked_by_others =
+            || in_way().any(|other| !other.caching.is_held() && other.ticket < waiter.ticket);
+        let cached = |hold: &&RequestState| {
+            hold.caching == Caching::Cached && (covers(hold, waiter) || !is_blocked_by_others())
+        };
+        if let Some(hold) = in_way().find(cached) {
             return Err(format!("C4: {waiter:?} waits for {hold:?}, which is not recalled"));
         }
         let limit = Some(crate::limits::TRY_WAIT_MS);
@@ -412,12 +417,15 @@ fn slots_of(request: &RequestState) -> &[u32] {
 
 /// N2: the requests overlap, and they are neither both shared nor both permits.
 fn conflict(a: &RequestState, b: &RequestState) -> bool {
-    let covers = |a: &RequestState, name: &str| {
+    (covers(a, b) || covers(b, a)) && !(a.mode == b.mode && a.mode != ModeKind::Exclusive)
+}
+
+/// Whether a name of `b` is one of `a`, or below one of its subtree.
+fn covers(a: &RequestState, b: &RequestState) -> bool {
+    let covered = |name: &str| {
         a.names.iter().any(|own| {
             own.as_str() == name || (a.subtree && name::ancestors(name).any(|above| above == own.as_str()))
         })
     };
-    let overlap = b.names.iter().any(|name| covers(a, name.as_str()))
-        || a.names.iter().any(|name| covers(b, name.as_str()));
-    overlap && !(a.mode == b.mode && a.mode != ModeKind::Exclusive)
+    b.names.iter().any(|name| covered(name.as_str()))
 }

@@ -1,13 +1,14 @@
 //! A worker process: many tasks that work under locks until its standard input says `end`, or ends.
 //!
 //! The library writes the history of the holds (`LOCKKEEPER_HISTORY`); `ledger.rs` writes the history of the
-//! protected files, `claims.rs` that of holds where a planted mistake needs it.
+//! protected files, `gated.rs` that of the service behind the gate, `claims.rs` that of holds where a planted mistake needs it.
 
 pub(crate) mod answers;
 mod claims;
 pub(crate) mod crowd;
 mod driven;
 mod driver;
+mod gated;
 mod ledger;
 mod tasks;
 
@@ -23,6 +24,7 @@ use crate::Result;
 use crate::mutant::ChaosMutant;
 use crate::options::WorkerOptions;
 use claims::{Claims, WorkerClock};
+use gated::GatedService;
 use ledger::Ledger;
 use tasks::WorkerTask;
 
@@ -92,13 +94,21 @@ async fn work(options: &WorkerOptions) -> Result {
         service: service.clone(),
         is_deaf: mutant == ChaosMutant::DeafWorker,
     });
+    let gated = options.gate.map(|gate| GatedService {
+        gate,
+        history: history.clone(),
+        clock,
+        service: service.clone(),
+        by: by.clone(),
+        versions: Arc::default(),
+    });
     let ledger = Ledger::new((history, clock), service, &options.ledgers, by, options.mutant);
     let errors = Errors::default();
     let tasks: Vec<_> = (0..options.tasks as u64)
         .map(|number| {
             let random = fastrand::Rng::with_seed(options.seed << 16 | number);
-            let task =
-                WorkerTask::new(locks.clone(), (ledger.clone(), claims.clone()), random, errors.clone());
+            let resources = (ledger.clone(), gated.clone(), claims.clone());
+            let task = WorkerTask::new(locks.clone(), resources, random, errors.clone());
             tokio::spawn(task.work())
         })
         .collect();

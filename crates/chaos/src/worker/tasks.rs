@@ -8,6 +8,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::claims::Claims;
+use super::gated::GatedService;
 use super::ledger::Ledger;
 use super::{Errors, weighted};
 
@@ -24,6 +25,8 @@ enum Work {
     Cached,
     /// Shared or exclusive, at a ledger; now and then an exclusive hold becomes a shared one.
     Shared,
+    /// An exclusive section at a service behind the gate.
+    Gated,
     /// A permit, at a ledger for each slot.
     Permit,
     /// A subtree, or a name in it.
@@ -53,11 +56,12 @@ enum Work {
 }
 
 /// Of 100.
-const WEIGHTS: [(Work, u32); 17] = [
-    (Work::Short, 36),
+const WEIGHTS: [(Work, u32); 18] = [
+    (Work::Short, 32),
     (Work::Ledger, 10),
     (Work::Cached, 10),
     (Work::Shared, 8),
+    (Work::Gated, 4),
     (Work::Permit, 6),
     (Work::Subtree, 4),
     (Work::Several, 4),
@@ -76,6 +80,7 @@ const WEIGHTS: [(Work, u32); 17] = [
 pub(crate) struct WorkerTask {
     locks: Locks,
     ledger: Ledger,
+    gated: Option<GatedService>,
     claims: Option<Claims>,
     random: fastrand::Rng,
     errors: Errors,
@@ -103,18 +108,22 @@ impl Work {
 impl WorkerTask {
     pub(crate) fn new(
         locks: Locks,
-        (ledger, claims): (Ledger, Option<Claims>),
+        (ledger, gated, claims): (Ledger, Option<GatedService>, Option<Claims>),
         random: fastrand::Rng,
         errors: Errors,
     ) -> Self {
         let cached = (0..8).map(|name| locks.mutex(format!("cached/{name}")).ttl(TTLS[1]).cached());
         let cached = cached.collect();
-        Self { locks, ledger, claims, random, errors, cached, known: Vec::new() }
+        Self { locks, ledger, gated, claims, random, errors, cached, known: Vec::new() }
     }
 
     pub(crate) async fn work(mut self) {
         let can = self.locks.capabilities().clone();
-        let possible: Vec<_> = WEIGHTS.into_iter().filter(|(work, _)| work.is_possible(&can)).collect();
+        let possible: Vec<_> = WEIGHTS
+            .into_iter()
+            .filter(|(work, _)| work.is_possible(&can))
+            .filter(|(work, _)| self.gated.is_some() || !matches!(work, Work::Gated))
+            .collect();
         loop {
             let work = weighted(&mut self.random, &possible);
             if let Err(error) = self.once(work).await {
@@ -170,6 +179,16 @@ impl WorkerTask {
                 }
             }
             Work::Shared => self.shared().await?,
+            Work::Gated => {
+                let name = self.name("gated", 12);
+                let guard = self.lock(&name).acquire().await?;
+                self.knows(&name, &guard);
+                let takes = self.millis(5);
+                if let (Some(gated), Some(token)) = (&self.gated, guard.token_hint()) {
+                    gated.section(&name, token, takes).await;
+                }
+                self.end(guard).await;
+            }
             Work::Permit => {
                 let name = self.name("permits", 4);
                 let lock = self.locks.semaphore(&name, 3);

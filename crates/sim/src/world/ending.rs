@@ -57,9 +57,6 @@ impl World {
                 self.core.after(20 * MS, Happening::NodeStarts { node: node.id });
             }
         }
-        if !self.core.members.removed.is_empty() {
-            self.clients.iter_mut().for_each(|client| client.receives_nodes(&mut self.core));
-        }
         for client in self.clients.iter_mut().filter(|client| client.is_alive) {
             client.resume(&mut self.core);
         }
@@ -84,6 +81,10 @@ impl World {
         match self.ending {
             SettlingStage::Leader if is_led => self.end_by(SettlingStage::Members, MEMBERS_WITHIN),
             SettlingStage::Members if self.is_settled() => {
+                // Only now are all changes known that the faults have delayed.
+                if !self.core.members.removed.is_empty() {
+                    self.clients.iter_mut().for_each(|client| client.receives_nodes(&mut self.core));
+                }
                 self.end_by(SettlingStage::Backlog, BACKLOG_WITHIN)
             }
             SettlingStage::Backlog if !self.members().any(SimNode::has_backlog) => {
