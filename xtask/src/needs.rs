@@ -203,6 +203,7 @@ const TEST_NEEDS: &[TestNeeds] = &[
         needs: &[
             Need::of(network::IP, "the tests of a cluster with a cut network"),
             Need::of(network::NFT, "the tests of lost packets"),
+            Need::of(network::TC, "the tests of slow links"),
             Need { program: "setpriv", package: "util-linux", used_by: "the tests of networks" },
         ],
     },

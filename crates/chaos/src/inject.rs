@@ -17,6 +17,8 @@ use crate::plan::{Fault, FaultKind, Victim};
 use crate::workers::Workers;
 
 const PORT: u16 = 5625;
+/// A tenth of what a leader sends under the load of a run.
+const SLOW_RATE: &str = "1mbit";
 const HOUR: i64 = 3600;
 /// What a drifting wall clock gains or loses, in millionths of the true time.
 const DRIFT: i64 = 9_000_000;
@@ -125,6 +127,11 @@ impl World<'_> {
                 self.network.lose(2);
                 sleep(lasts).await;
                 self.network.lose_no_more() > 0
+            }
+            FaultKind::SlowLink => {
+                self.network.slow(node, SLOW_RATE);
+                sleep(lasts).await;
+                self.network.slow_no_more(node) > 0
             }
             FaultKind::Clock => {
                 let step = if fault.pick.is_multiple_of(2) { HOUR } else { -HOUR };

@@ -41,6 +41,8 @@ pub(crate) enum FaultKind {
     Halves,
     /// A share of all packets vanishes.
     Loss,
+    /// The leader's link is slow, and full.
+    SlowLink,
     /// The wall clock of the leader is an hour off.
     Clock,
     /// The wall clock of the leader runs ten times as fast, or backward.
@@ -70,7 +72,7 @@ pub(crate) enum FaultKind {
 }
 
 /// All kinds.
-pub(crate) const KINDS: [FaultKind; 27] = [
+pub(crate) const KINDS: [FaultKind; 28] = [
     FaultKind::Kill(Victim::Leader),
     FaultKind::Kill(Victim::Follower),
     FaultKind::Kill(Victim::Worker),
@@ -86,6 +88,7 @@ pub(crate) const KINDS: [FaultKind; 27] = [
     FaultKind::OneWay,
     FaultKind::Halves,
     FaultKind::Loss,
+    FaultKind::SlowLink,
     FaultKind::Clock,
     FaultKind::Drift,
     FaultKind::SlowDisk,
@@ -110,6 +113,7 @@ impl FaultKind {
             Self::OneWay => "one-way".into(),
             Self::Halves => "halves".into(),
             Self::Loss => "loss".into(),
+            Self::SlowLink => "slow-link".into(),
             Self::Clock => "clock".into(),
             Self::Drift => "drift".into(),
             Self::SlowDisk => "slow-disk".into(),

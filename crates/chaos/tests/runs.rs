@@ -28,7 +28,7 @@ fn no_fault_of_a_short_run_breaks_a_promise() {
     let faults: Vec<_> = summary["faults"].as_object().unwrap().values().collect();
     let sum = |field: &str| faults.iter().map(|it| it[field].as_u64().unwrap()).sum::<u64>();
     assert!(sum("bitten") >= 2, "{summary:#}");
-    for work in ["short", "ledger", "cached", "shared", "permits", "tree", "several", "crowd", "election"] {
+    for work in ["short", "ledger", "cached", "shared", "permits", "tree", "several", "crowd", "election", "gated"] {
         assert!(summary["grants_by_work"][work].as_u64() > Some(0), "{work}: {summary:#}");
     }
 }
@@ -37,6 +37,13 @@ fn no_fault_of_a_short_run_breaks_a_promise() {
 fn power_cuts_of_nodes_break_no_promise() {
     let (code, summary) = chaos("--seed 13 --seconds 8 --round 8 --tasks 16 --faults power");
     let bitten = summary["faults"]["power"]["bitten"].as_u64();
+    assert!(code == Some(0) && bitten > Some(0), "{code:?}: {summary:#}");
+}
+
+#[test]
+fn killed_gates_lose_no_update() {
+    let (code, summary) = chaos("--seed 18 --seconds 6 --round 6 --tasks 16 --faults kill-gate");
+    let bitten = summary["faults"]["kill-gate"]["bitten"].as_u64();
     assert!(code == Some(0) && bitten > Some(0), "{code:?}: {summary:#}");
 }
 

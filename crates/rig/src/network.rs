@@ -20,6 +20,9 @@ pub const IP: Program = Program { name: "ip", package: "iproute2" };
 
 /// Drops some of the packets between hosts.
 pub const NFT: Program = Program { name: "nft", package: "nftables" };
+
+/// Slows links down.
+pub const TC: Program = Program { name: "tc", package: "iproute2" };
 const NSENTER: Program = Program { name: "nsenter", package: "util-linux" };
 
 /// The first three bytes of all addresses.
@@ -108,6 +111,25 @@ impl Network {
         })
     }
 
+    /// From now on, packets from and to this host pass at this rate (as `1mbit`) only: they wait for each
+    /// other, for up to 200 ms, and those for which no room is left are dropped.
+    pub fn slow(&self, host: usize, rate: &str) {
+        let add = |link: &str| tc(&format!("qdisc add dev {link} root tbf rate {rate} burst 4kb latency 200ms"));
+        within(&self.middle, || add(&format!("to{host}")));
+        self.at(host, || add("eth0"));
+    }
+
+    /// Ends [`Network::slow`]; returns how often a packet has waited.
+    pub fn slow_no_more(&self, host: usize) -> u64 {
+        let end = |link: &str| {
+            let shown = tc(&format!("-s qdisc show dev {link}"));
+            tc(&format!("qdisc delete dev {link} root"));
+            let waits = shown.split("overlimits ").nth(1).and_then(|text| text.split(' ').next());
+            waits.and_then(|count| count.parse::<u64>().ok()).unwrap_or_default()
+        };
+        within(&self.middle, || end(&format!("to{host}"))) + self.at(host, || end("eth0"))
+    }
+
     /// Drops all packets from one host to another from now on; neither host gets an error. The other
     /// direction stays open.
     pub fn cut(&self, from: usize, to: usize) {
@@ -173,6 +195,13 @@ fn nft(rules: &str) -> String {
         command.arg(rules);
     });
     answer.unwrap_or_else(|why| panic!("`nft {rules}`: {why}"))
+}
+
+fn tc(line: &str) -> String {
+    let answer = ask(TC, |command| {
+        command.args(line.split_whitespace());
+    });
+    answer.unwrap_or_else(|why| panic!("`tc {line}`: {why}"))
 }
 
 fn ip(line: &str) {
