@@ -28,7 +28,9 @@ fn no_fault_of_a_short_run_breaks_a_promise() {
     let faults: Vec<_> = summary["faults"].as_object().unwrap().values().collect();
     let sum = |field: &str| faults.iter().map(|it| it[field].as_u64().unwrap()).sum::<u64>();
     assert!(sum("bitten") >= 2, "{summary:#}");
-    for work in ["short", "ledger", "cached", "shared", "permits", "tree", "several", "crowd", "election", "gated"] {
+    for work in
+        ["short", "ledger", "cached", "shared", "permits", "tree", "several", "crowd", "election", "gated"]
+    {
         assert!(summary["grants_by_work"][work].as_u64() > Some(0), "{work}: {summary:#}");
     }
 }

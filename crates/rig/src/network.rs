@@ -114,7 +114,8 @@ impl Network {
     /// From now on, packets from and to this host pass at this rate (as `1mbit`) only: they wait for each
     /// other, for up to 200 ms, and those for which no room is left are dropped.
     pub fn slow(&self, host: usize, rate: &str) {
-        let add = |link: &str| tc(&format!("qdisc add dev {link} root tbf rate {rate} burst 4kb latency 200ms"));
+        let add =
+            |link: &str| tc(&format!("qdisc add dev {link} root tbf rate {rate} burst 4kb latency 200ms"));
         within(&self.middle, || add(&format!("to{host}")));
         self.at(host, || add("eth0"));
     }

@@ -1,7 +1,8 @@
 //! A worker process: many tasks that work under locks until its standard input says `end`, or ends.
 //!
 //! The library writes the history of the holds (`LOCKKEEPER_HISTORY`); `ledger.rs` writes the history of the
-//! protected files, `gated.rs` that of the service behind the gate, `claims.rs` that of holds where a planted mistake needs it.
+//! protected files, `gated.rs` that of the service behind the gate, `claims.rs` that of holds where a planted
+//! mistake needs it.
 
 pub(crate) mod answers;
 mod claims;

@@ -66,6 +66,18 @@ fn packets_are_lost_for_a_time_and_counted() {
 }
 
 #[test]
+fn slow_link_delays_packets_and_is_fast_again() {
+    let two = Two::new();
+    two.network.slow(1, "8kbit");
+    // Twice as much as passes at once.
+    (0..200).for_each(|number| two.send(0, number));
+    assert_eq!(two.next(1), 0);
+    assert!(two.network.slow_no_more(1) > 0, "none has waited");
+    two.send(0, 255);
+    while two.next(1) != 255 {}
+}
+
+#[test]
 fn networks_are_isolated_from_each_other() {
     let first = Two::new();
     let second = std::thread::spawn(Two::new).join().unwrap();
