@@ -17,7 +17,7 @@ use crate::plan::{Fault, FaultKind, Victim};
 use crate::workers::Workers;
 
 const PORT: u16 = 5625;
-/// A tenth of what a leader sends under the load of a run.
+/// Less than a leader sends under the load of a run.
 const SLOW_RATE: &str = "1mbit";
 const HOUR: i64 = 3600;
 /// What a drifting wall clock gains or loses, in millionths of the true time.
