@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
+
 use super::nodes::{ALL, Nodes, OPTIONS, others};
 use crate::faults::load::Load;
 use crate::faults::server::{LONG, answer, until, within};
 
-/// The shortest time from a leader's death to the next election, as a fraction of the time-out: the leader
-/// has sent its last heartbeat at most a sixth of the time-out before its death, and a follower's tick count
+/// The shortest time from a leader's stop to the next election, as a fraction of the time-out: the leader
+/// has sent its last heartbeat at most a sixth of the time-out before its stop, and a follower's tick count
 /// is off by up to a twelfth.
 const LEFT: f64 = 9.0 / 12.0;
 
@@ -15,20 +17,21 @@ const LEFT: f64 = 9.0 / 12.0;
 async fn no_election_starts_before_the_timeout() {
     for timeout in [Duration::from_millis(300), Duration::from_secs(2)] {
         let options = format!("{OPTIONS} --election-timeout {}ms", timeout.as_millis());
-        let mut nodes = Nodes::founded_with(&options, |_, _| {});
+        let nodes = Nodes::founded_with(&options, |_, _| {});
         let held = nodes.client("holder").await.mutex("held").ttl(LONG).acquire().await.unwrap();
         let leader = nodes.leader(&ALL).await;
         let rest = others(leader);
         let before = answer("it says its term", async || nodes.status(rest[0]).await).await.term;
-        let killed = Instant::now();
-        nodes.nodes[leader].kill();
+        let stopped = Instant::now();
+        // Unlike a kill, it breaks no connection.
+        nodes.nodes[leader].signal(Signal::SIGSTOP);
         let after = answer("another leads", async || {
             let statuses = [nodes.status(rest[0]).await?, nodes.status(rest[1]).await?];
             statuses.into_iter().find(|status| status.role == lockkeeper::NodeRole::Leader)
         })
         .await;
-        let took = killed.elapsed();
-        assert!(took >= timeout.mul_f64(LEFT), "{took:?} after the kill, with {timeout:?}");
+        let took = stopped.elapsed();
+        assert!(took >= timeout.mul_f64(LEFT), "{took:?} after the stop, with {timeout:?}");
         assert!(after.term > before, "{} after {before}", after.term);
         within("the hold is confirmed", held.verify()).await.unwrap();
     }
