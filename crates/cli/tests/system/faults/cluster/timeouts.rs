@@ -33,6 +33,7 @@ async fn no_election_starts_before_the_timeout() {
         let took = stopped.elapsed();
         assert!(took >= timeout.mul_f64(LEFT), "{took:?} after the stop, with {timeout:?}");
         assert!(after.term > before, "{} after {before}", after.term);
+        nodes.nodes[leader].signal(Signal::SIGCONT);
         within("the hold is confirmed", held.verify()).await.unwrap();
     }
 }
