@@ -17,7 +17,7 @@ impl Engine {
         let raft = &mut self.raw.raft;
         if raft.state == StateRole::Follower && raft.leader_id == peer {
             raft.election_elapsed = raft.election_elapsed.max(DISCONNECTED_TICKS);
-            self.disconnected = peer;
+            self.lost_leader = peer;
             self.set_timeout();
         }
     }
@@ -30,12 +30,12 @@ impl Engine {
     /// ticks apart, so that the votes are not split.
     pub(super) fn set_timeout(&mut self) {
         let raft = &mut self.raw.raft;
-        if raft.leader_id != self.disconnected || raft.election_elapsed < DISCONNECTED_TICKS {
-            self.disconnected = 0;
+        if raft.leader_id != self.lost_leader || raft.election_elapsed < DISCONNECTED_TICKS {
+            self.lost_leader = 0;
         }
-        if self.disconnected != 0 {
+        if self.lost_leader != 0 {
             let voters = raft.prs().conf().voters().ids();
-            let before = voters.iter().filter(|&id| id < raft.id && id != self.disconnected).count();
+            let before = voters.iter().filter(|&id| id < raft.id && id != self.lost_leader).count();
             let timeout = ELECTION_TICKS + 1 + 2 * before;
             return raft.set_randomized_election_timeout(timeout.min(2 * ELECTION_TICKS - 1));
         }

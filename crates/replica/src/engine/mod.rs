@@ -67,7 +67,7 @@ pub(crate) struct Engine {
     /// The number of elections that this node has started since it last knew a leader.
     campaigns: u64,
     /// The leader whose connection broke; 0 if none has, or once it was heard again.
-    disconnected: u64,
+    lost_leader: u64,
     mutant: Option<Mutant>,
     /// The durable commit index. A membership change is applied only up to it.
     durable_commit: u64,
@@ -102,7 +102,7 @@ impl Engine {
         let raw = RawNode::new(&config, Tail::new(start), &logger).map_err(|error| error.to_string())?;
         let held = Vec::new();
         let lag = Lag::new(keep);
-        let mut engine = Self { raw, seed, campaigns: 0, disconnected: 0, mutant, durable_commit, held, lag };
+        let mut engine = Self { raw, seed, campaigns: 0, lost_leader: 0, mutant, durable_commit, held, lag };
         engine.set_timeout();
         Ok(engine)
     }
