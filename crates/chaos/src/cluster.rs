@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::Result;
 use crate::certificates::{ClusterTls, Era};
+use crate::processes::ended_within;
 use crate::samples::{Sample, usage};
 
 /// How long the cluster may take to be whole again after a fault.
@@ -193,16 +194,12 @@ impl ChaosNode {
 
     /// Whether the process ends by itself within the time.
     pub(crate) async fn ends_within(&mut self, limit: Duration) -> Result<bool> {
-        let until = Instant::now() + limit;
         let Some(child) = &mut self.child else { return Ok(true) };
-        while child.try_wait()?.is_none() {
-            if Instant::now() >= until {
-                return Ok(false);
-            }
-            sleep(POLL).await;
+        let has_ended = ended_within(child, limit).await?.is_some();
+        if has_ended {
+            self.child = None;
         }
-        self.child = None;
-        Ok(true)
+        Ok(has_ended)
     }
 
     /// Fills the disk.

@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::Result;
 use crate::options::UpstreamOptions;
+use crate::processes::{ended_within, reaches, stands_still};
 use crate::run::Programs;
 use crate::worker::SERVICE;
 use crate::worker::answers::replace;
@@ -109,32 +110,24 @@ impl ChaosGate {
     /// SIGSTOP for this time. Returns whether it has stood still.
     pub(crate) async fn stop(&mut self, lasts: Duration) -> Result<bool> {
         self.signal(Signal::SIGSTOP)?;
-        // A decision that has begun may still be written.
-        sleep(lasts / 2).await;
-        let decided = self.decided();
-        sleep(lasts / 2).await;
-        let stood = self.decided() == decided;
+        let stood = stands_still(lasts, || self.decided()).await;
         self.signal(Signal::SIGCONT)?;
         Ok(stood)
     }
 
-    /// Ends both by SIGTERM; returns the failure of a gate that had ended, or does not end.
+    /// Kills the service, and ends the gate by SIGTERM; returns the failure of a gate that had ended, or does not end.
     pub(crate) async fn end(mut self) -> Result<Option<String>> {
         self.upstream.kill()?;
         self.upstream.wait()?;
         self.signal(Signal::SIGTERM)?;
         let mut child = self.child.take().ok_or("the gate does not run")?;
-        let until = Instant::now() + Duration::from_secs(60);
-        loop {
-            match child.try_wait()? {
-                Some(status) if status.success() => return Ok(None),
-                Some(status) => return Ok(Some(format!("the gate has ended: {status}; {}", self.log()))),
-                None if Instant::now() < until => sleep(Duration::from_millis(10)).await,
-                None => {
-                    child.kill()?;
-                    child.wait()?;
-                    return Ok(Some("the gate does not end".into()));
-                }
+        match ended_within(&mut child, Duration::from_secs(60)).await? {
+            Some(status) if status.success() => Ok(None),
+            Some(status) => Ok(Some(format!("the gate has ended: {status}; {}", self.log()))),
+            None => {
+                child.kill()?;
+                child.wait()?;
+                Ok(Some("the gate does not end".into()))
             }
         }
     }
@@ -145,9 +138,11 @@ impl ChaosGate {
     }
 
     fn is_there(&self) -> bool {
-        let address = self.address();
-        self.network
-            .at(self.host, || TcpStream::connect_timeout(&address, Duration::from_millis(150)).is_ok())
+        self.is_reached_from(self.host)
+    }
+
+    pub(crate) fn is_reached_from(&self, host: usize) -> bool {
+        reaches(&self.network, host, self.address())
     }
 
     /// The size of its history.

@@ -1,7 +1,7 @@
 //! Injects the faults of a plan into our own cluster and into workers, heals them, and measures whether they
 //! have bitten.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
@@ -14,6 +14,7 @@ use crate::Result;
 use crate::cluster::{ChaosNode, Cluster, View};
 use crate::gate::ChaosGate;
 use crate::plan::{Fault, FaultKind, Victim};
+use crate::processes::reaches;
 use crate::workers::Workers;
 
 const PORT: u16 = 5625;
@@ -76,16 +77,16 @@ impl World<'_> {
             FaultKind::Stop(Victim::Worker) => self.workers.stop(worker, lasts).await?,
             FaultKind::Cut(Victim::Worker) => {
                 let host = self.count() + worker;
-                let others: Vec<_> = (0..self.hosts()).filter(|other| *other != host).collect();
-                self.cut(&[host], &others, lasts, async |world| !world.connects(host, leader)).await
+                self.cut_off(host, lasts, async |world| !world.connects(host, leader)).await
             }
             FaultKind::Kill(Victim::Gate) => self.gate()?.kill_and_start(lasts / 4).await?,
             FaultKind::Stop(Victim::Gate) => self.gate()?.stop(lasts).await?,
             FaultKind::Cut(Victim::Gate) => {
                 let host = self.gate()?.host;
-                let others: Vec<_> = (0..self.hosts()).filter(|other| *other != host).collect();
                 let worker = self.count() + worker;
-                self.cut(&[host], &others, lasts, async |world| !world.connects_to_gate(worker)).await
+                let is_cut =
+                    async |world: &mut Self| world.gate().is_ok_and(|gate| !gate.is_reached_from(worker));
+                self.cut_off(host, lasts, is_cut).await
             }
             FaultKind::Kill(_) => {
                 self.cluster.nodes[node].kill()?;
@@ -102,8 +103,7 @@ impl World<'_> {
                 bitten
             }
             FaultKind::Cut(_) => {
-                let others: Vec<_> = (0..self.hosts()).filter(|other| *other != node).collect();
-                self.cut(&[node], &others, lasts, async |world| world.is_away(before, node).await).await
+                self.cut_off(node, lasts, async |world| world.is_away(before, node).await).await
             }
             FaultKind::OneWay => {
                 let follower = self.follower(leader, fault.pick / 2);
@@ -267,6 +267,17 @@ impl World<'_> {
         (leader + 1 + pick % (self.count() - 1).max(1)) % self.count()
     }
 
+    /// Cuts all paths from and to a host, like [`World::cut`].
+    async fn cut_off(
+        &mut self,
+        host: usize,
+        lasts: Duration,
+        bites: impl AsyncFnOnce(&mut Self) -> bool,
+    ) -> bool {
+        let others: Vec<_> = (0..self.hosts()).filter(|other| *other != host).collect();
+        self.cut(&[host], &others, lasts, bites).await
+    }
+
     /// Cuts all paths between two groups of hosts, for a time, and looks at the end of it whether that has
     /// bitten.
     async fn cut(
@@ -298,14 +309,6 @@ impl World<'_> {
 
     /// Whether a host can connect to a node.
     fn connects(&self, from: usize, to: usize) -> bool {
-        self.reaches(from, SocketAddr::from((self.network.address(to), PORT)))
-    }
-
-    fn connects_to_gate(&self, from: usize) -> bool {
-        self.gate.as_ref().is_some_and(|gate| self.reaches(from, gate.address()))
-    }
-
-    fn reaches(&self, from: usize, address: SocketAddr) -> bool {
-        self.network.at(from, || TcpStream::connect_timeout(&address, Duration::from_millis(150)).is_ok())
+        reaches(self.network, from, SocketAddr::from((self.network.address(to), PORT)))
     }
 }

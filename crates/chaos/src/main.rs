@@ -4,7 +4,7 @@
 //! faults, and for the summary. Judges no history: that is `lockkeeper-verify`.
 //!
 //! Reading order: `options.rs`, `plan.rs` (the faults of a seed), `run.rs` (rounds), `cluster.rs` and
-//! `workers.rs` (processes), `gate.rs` (the gate and what is behind it), `inject.rs` (faults),
+//! `workers.rs` (processes), `gate.rs` (the gate and its upstream), `inject.rs` (faults),
 //! `worker/mod.rs` (what a worker does), `mutant.rs` (planted mistakes), `check.rs`, `summary.rs`,
 //! `record.rs` (the page of all recorded runs); `compare/mod.rs` (the table of all locks), `crowd.rs` (many
 //! clients at once).

@@ -11,6 +11,7 @@ use tokio::time::sleep;
 
 use crate::Result;
 use crate::plan::{Fault, FaultKind, Victim};
+use crate::processes::stands_still;
 use crate::worker::SERVICE;
 use crate::workers::{WorkerPlace, Workers};
 
@@ -209,12 +210,9 @@ impl Other {
             FaultKind::Cut(_) => {
                 let bytes = || self.faults.traffic(&label(worker)).iter().map(|it| it.bytes).sum::<u64>();
                 self.faults.silence(&label(worker));
-                sleep(fault.lasts / 2).await;
-                let before = bytes();
-                sleep(fault.lasts / 2).await;
-                let passed = bytes() - before;
+                let is_silent = stands_still(fault.lasts, bytes).await;
                 self.faults.end_silence(&label(worker));
-                passed == 0
+                is_silent
             }
             FaultKind::Kill(_) => {
                 self.servers[server].kill();

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 use crate::Result;
 use crate::mutant::ChaosMutant;
 use crate::options::RunOptions;
-use crate::processes::command_at;
+use crate::processes::{command_at, stands_still};
 use crate::run::Programs;
 
 /// What workers can work with.
@@ -141,11 +141,7 @@ impl Workers {
     pub(crate) async fn stop(&mut self, index: usize, lasts: Duration) -> Result<bool> {
         let worker = &self.all[index];
         worker.signal(Signal::SIGSTOP)?;
-        // A call that has begun may still write its line.
-        sleep(lasts / 2).await;
-        let written = worker.written();
-        sleep(lasts / 2).await;
-        let stood = worker.written() == written;
+        let stood = stands_still(lasts, || worker.written()).await;
         worker.signal(Signal::SIGCONT)?;
         Ok(stood)
     }

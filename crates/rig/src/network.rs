@@ -106,8 +106,7 @@ impl Network {
         within(&self.middle, || {
             let rules = nft("list table inet loss");
             nft("delete table inet loss");
-            let dropped = rules.split("packets ").nth(1).and_then(|text| text.split(' ').next());
-            dropped.and_then(|count| count.parse().ok()).unwrap_or_default()
+            number_after("packets ", &rules)
         })
     }
 
@@ -125,8 +124,7 @@ impl Network {
         let end = |link: &str| {
             let shown = tc(&format!("-s qdisc show dev {link}"));
             tc(&format!("qdisc delete dev {link} root"));
-            let waits = shown.split("overlimits ").nth(1).and_then(|text| text.split(' ').next());
-            waits.and_then(|count| count.parse::<u64>().ok()).unwrap_or_default()
+            number_after("overlimits ", &shown)
         };
         within(&self.middle, || end(&format!("to{host}"))) + self.at(host, || end("eth0"))
     }
@@ -198,17 +196,23 @@ fn nft(rules: &str) -> String {
     answer.unwrap_or_else(|why| panic!("`nft {rules}`: {why}"))
 }
 
+fn number_after(word: &str, shown: &str) -> u64 {
+    let number = shown.split(word).nth(1).and_then(|text| text.split(' ').next());
+    number.and_then(|number| number.parse().ok()).unwrap_or_default()
+}
+
 fn tc(line: &str) -> String {
-    let answer = ask(TC, |command| {
-        command.args(line.split_whitespace());
-    });
-    answer.unwrap_or_else(|why| panic!("`tc {line}`: {why}"))
+    configure(TC, line)
 }
 
 fn ip(line: &str) {
-    if let Err(why) = ask(IP, |command| {
+    configure(IP, line);
+}
+
+fn configure(program: Program, line: &str) -> String {
+    let name = program.name;
+    let answer = ask(program, |command| {
         command.args(line.split_whitespace());
-    }) {
-        panic!("`ip {line}`: {why}");
-    }
+    });
+    answer.unwrap_or_else(|why| panic!("`{name} {line}`: {why}"))
 }

@@ -4,8 +4,9 @@ use raft::StateRole;
 
 use super::{ELECTION_TICKS, Engine, HEARTBEAT_TICKS};
 
-/// Number of ticks without a message that the end of the connection to the leader stands for. A leader that
-/// lives is heard over the next connection within the remaining ones. See docs/decisions/0054.
+/// Ticks of the election time-out that a follower counts as passed when its connection to the leader breaks.
+/// In the remaining ticks, a running leader sends two heartbeats over a new connection
+/// (docs/decisions/0054).
 const DISCONNECTED_TICKS: usize = ELECTION_TICKS - 2 * HEARTBEAT_TICKS;
 
 impl Engine {

@@ -66,7 +66,7 @@ pub(crate) struct Engine {
     seed: u64,
     /// The number of elections that this node has started since it last knew a leader.
     campaigns: u64,
-    /// The leader whose connection broke; 0 if none has, or once it was heard again.
+    /// The leader to which the connection broke. Reset to 0 by a message from it, and by an election.
     lost_leader: u64,
     mutant: Option<Mutant>,
     /// The durable commit index. A membership change is applied only up to it.

@@ -86,7 +86,7 @@ fn leader_that_is_heard_over_new_connections_keeps_its_lead() {
     assert_eq!((world.leader(), world.node(leader).term()), (leader, term));
 }
 
-/// A follower that can't reach the leader is refused by one that hears it, however often it asks.
+/// The other follower receives the leader's heartbeats, and refuses its vote.
 #[test]
 fn follower_whose_connection_breaks_disturbs_nobody() {
     let mut world = World::new(3);
