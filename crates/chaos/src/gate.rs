@@ -115,7 +115,8 @@ impl ChaosGate {
         Ok(stood)
     }
 
-    /// Kills the service, and ends the gate by SIGTERM; returns the failure of a gate that had ended, or does not end.
+    /// Kills the service, and ends the gate by SIGTERM; returns the failure of a gate that had ended, or does
+    /// not end.
     pub(crate) async fn end(mut self) -> Result<Option<String>> {
         self.upstream.kill()?;
         self.upstream.wait()?;

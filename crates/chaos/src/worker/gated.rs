@@ -2,17 +2,15 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lockkeeper::Token;
-use lockkeeper_history::{HistoryEvent, HistoryWriter, ReadEvent, WriteOutcome, WroteEvent};
+use lockkeeper_history::{HistoryEvent, WriteOutcome, WroteEvent};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-use super::claims::WorkerClock;
+use super::ledger::Ledger;
 
 /// How long a request may take.
 const LIMIT: Duration = Duration::from_secs(3);
@@ -21,35 +19,31 @@ const LIMIT: Duration = Duration::from_secs(3);
 #[derive(Clone)]
 pub(crate) struct GatedService {
     pub(crate) gate: SocketAddr,
-    pub(crate) history: HistoryWriter,
-    pub(crate) clock: WorkerClock,
-    pub(crate) service: String,
-    /// Unique for this process.
-    pub(crate) by: String,
-    pub(crate) versions: Arc<AtomicU64>,
+    /// Its history, clock and versions are those of this service too.
+    pub(crate) ledger: Ledger,
 }
 
 impl GatedService {
     /// A section at the resource of this lock's name: reads the version, takes its time, and writes a new
     /// one. The gate writes down which tokens it lets in.
     pub(crate) async fn section(&self, name: &str, token: Token, takes: Duration) {
-        let asked = self.clock.now();
+        let ledger = &self.ledger.0;
+        let asked = ledger.clock.now();
         let Ok((200, saw)) = self.request("GET", name, token, "").await else { return };
-        let read = ReadEvent { resource: name.into(), asked, version: saw.clone() };
-        self.history.write(self.clock.now(), HistoryEvent::Read(read));
+        ledger.has_read(name, asked, &saw);
         sleep(takes).await;
-        let made = format!("{}-gated-{}", self.by, self.versions.fetch_add(1, Ordering::Relaxed));
-        let asked = self.clock.now();
+        let made = ledger.new_version();
+        let asked = ledger.clock.now();
         let outcome = match self.request("PUT", name, token, &made).await {
             Ok((200, _)) => WriteOutcome::Done,
             // Stale, or put off: nothing was done.
             Ok((412 | 503, _)) => WriteOutcome::Stale,
             _ => WriteOutcome::Unknown,
         };
-        let (resource, service, lock) = (name.to_owned(), self.service.clone(), name.into());
+        let (resource, service, lock) = (name.to_owned(), ledger.service.clone(), name.into());
         let token = Some(token.get());
         let wrote = WroteEvent { resource, service, lock, token, asked, saw, made, outcome };
-        self.history.write(self.clock.now(), HistoryEvent::Wrote(wrote));
+        ledger.history.write(ledger.clock.now(), HistoryEvent::Wrote(wrote));
     }
 
     /// A request on a connection of its own; returns the status and the body.

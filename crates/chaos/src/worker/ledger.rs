@@ -22,12 +22,12 @@ use crate::mutant::ChaosMutant;
 
 /// The files of all workers.
 #[derive(Clone)]
-pub(crate) struct Ledger(Arc<Inner>);
+pub(crate) struct Ledger(pub(super) Arc<LedgerInner>);
 
-struct Inner {
-    history: HistoryWriter,
-    clock: WorkerClock,
-    service: String,
+pub(super) struct LedgerInner {
+    pub(super) history: HistoryWriter,
+    pub(super) clock: WorkerClock,
+    pub(super) service: String,
     folder: PathBuf,
     by: String,
     versions: AtomicU64,
@@ -44,7 +44,15 @@ impl Ledger {
         mutant: Option<ChaosMutant>,
     ) -> Self {
         let folder = folder.to_owned();
-        Self(Arc::new(Inner { history, clock, service, folder, by, versions: AtomicU64::new(0), mutant }))
+        Self(Arc::new(LedgerInner {
+            history,
+            clock,
+            service,
+            folder,
+            by,
+            versions: AtomicU64::new(0),
+            mutant,
+        }))
     }
 
     /// A section: enters, reads the version, takes its time, and writes a new version.
@@ -69,9 +77,7 @@ impl Ledger {
         let resource = name.replace('/', "_");
         let (outcome, failed) = match once {
             Ok(once) if !once.is_new => {
-                let version = String::from_utf8_lossy(&once.outcome).into_owned();
-                let read = HistoryEvent::Read(ReadEvent { resource, asked, version });
-                inner.history.write(inner.clock.now(), read);
+                inner.has_read(&resource, asked, &String::from_utf8_lossy(&once.outcome));
                 return Ok(());
             }
             Ok(_) => (WriteOutcome::Done, None),
@@ -102,7 +108,7 @@ impl Ledger {
     }
 }
 
-impl Inner {
+impl LedgerInner {
     /// Permits of different slots may write at once, each to a file of its own.
     fn resource(&self, lock: &str, section: Section) -> Result<(String, FileFence), FileError> {
         let slot = section.slot().map_or_else(String::new, |slot| format!("#{slot}"));
@@ -124,7 +130,7 @@ impl Inner {
             return Ok(());
         }
         self.mark_goes_back(&fence)?;
-        let made = format!("{}-{}", self.by, self.versions.fetch_add(1, Ordering::Relaxed));
+        let made = self.new_version();
         let asked = self.clock.now();
         let outcome = if is_unfenced {
             let new = self.folder.join(format!("{made}.new"));
@@ -176,8 +182,18 @@ impl Inner {
         let asked = self.clock.now();
         let bytes = fence.read()?.unwrap_or_default();
         let version = String::from_utf8_lossy(&bytes).into_owned();
-        let event = ReadEvent { resource: resource.into(), asked, version: version.clone() };
-        self.history.write(self.clock.now(), HistoryEvent::Read(event));
+        self.has_read(resource, asked, &version);
         Ok(version)
+    }
+
+    /// A version that no other section makes.
+    pub(super) fn new_version(&self) -> String {
+        format!("{}-{}", self.by, self.versions.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Writes to the history that a section has read this version.
+    pub(super) fn has_read(&self, resource: &str, asked: u64, version: &str) {
+        let read = ReadEvent { resource: resource.into(), asked, version: version.into() };
+        self.history.write(self.clock.now(), HistoryEvent::Read(read));
     }
 }

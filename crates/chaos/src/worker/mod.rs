@@ -95,15 +95,8 @@ async fn work(options: &WorkerOptions) -> Result {
         service: service.clone(),
         is_deaf: mutant == ChaosMutant::DeafWorker,
     });
-    let gated = options.gate.map(|gate| GatedService {
-        gate,
-        history: history.clone(),
-        clock,
-        service: service.clone(),
-        by: by.clone(),
-        versions: Arc::default(),
-    });
     let ledger = Ledger::new((history, clock), service, &options.ledgers, by, options.mutant);
+    let gated = options.gate.map(|gate| GatedService { gate, ledger: ledger.clone() });
     let errors = Errors::default();
     let tasks: Vec<_> = (0..options.tasks as u64)
         .map(|number| {
