@@ -100,12 +100,15 @@ await page.route('**/v1/break', async (route) => {
   if (!first && route.request().postDataJSON().name === 'jobs/<b>3') return route.fulfill({ status: 403, contentType: 'application/problem+json', json: forbidden });
   return route.continue().catch(() => {});
 });
-// To close the dialog stops the order.
+// To close the dialog stops the order, and cancels the call that is on its way: only then may the route go on, or it sends
+// the call.
+const isCancelled = page.waitForEvent('requestfailed', (request) => request.url().endsWith('/v1/break'));
 await order.click();
 await until('the third call is made', () => broken === 3);
 await dialog.getByText('0 of 7 holds', { exact: false }).waitFor();
 await dialog.getByRole('button', { name: 'Stop' }).click();
 await dialog.waitFor({ state: 'detached' });
+await isCancelled;
 go();
 const holding = async () => {
   const locks = await Promise.all(jobs.map((job) => worker.call('GET', `locks/${encodeURIComponent(job)}`)));
