@@ -1,4 +1,5 @@
-//! The gate, with a service behind it that can't check tokens. Both are on a host of their own.
+//! The gate, with a service behind it that can't check tokens, on a host of their own. A run with that planted
+//! mistake has two gates there.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -21,8 +22,9 @@ use crate::run::Programs;
 use crate::worker::SERVICE;
 use crate::worker::answers::replace;
 
+/// Of the first gate and its service; those of a second one are one higher.
 const PORT: u16 = 5630;
-const UPSTREAM: &str = "127.0.0.1:8080";
+const UPSTREAM_PORT: u16 = 8080;
 /// More than the upstream works on a request whose connection is gone.
 const SETTLE: &str = "2s";
 /// How long a tenth of all writes take at the upstream, so that a kill of the gate leaves some there.
@@ -31,6 +33,8 @@ const SLOW: Duration = Duration::from_millis(100);
 /// The gate of a round.
 pub(crate) struct ChaosGate {
     pub(crate) host: usize,
+    /// From 0 on: gates of one round share what their services keep, and no marks.
+    number: u16,
     network: Rc<Network>,
     program: PathBuf,
     folder: PathBuf,
@@ -46,17 +50,16 @@ impl ChaosGate {
     pub(crate) async fn start(
         network: &Rc<Network>,
         programs: &Programs,
-        host: usize,
+        (host, number): (usize, u16),
         folder: &Path,
     ) -> Result<Self> {
         let data = folder.join("gated");
         fs::create_dir_all(&data)?;
         let mut upstream = network.command(host, &programs.chaos);
-        upstream.args(["upstream", "--listen", UPSTREAM, "--data"]).arg(&data);
+        upstream.args(["upstream", "--listen", &upstream_address(number), "--data"]).arg(&data);
         let upstream = spawn(upstream, folder)?;
-        let (network, folder) = (Rc::clone(network), folder.to_owned());
-        let mut gate =
-            Self { host, network, program: programs.lockkeeper.clone(), folder, upstream, child: None };
+        let (network, folder, program) = (Rc::clone(network), folder.to_owned(), programs.lockkeeper.clone());
+        let mut gate = Self { host, number, network, program, folder, upstream, child: None };
         gate.begin().await?;
         Ok(gate)
     }
@@ -67,13 +70,15 @@ impl ChaosGate {
         command.args([
             "gate",
             "--upstream",
-            &format!("http://{UPSTREAM}"),
+            &format!("http://{}", upstream_address(self.number)),
             "--settle",
             SETTLE,
             "--wait",
             "1s",
         ]);
-        command.args(["--listen", &self.address().to_string(), "--data"]).arg(self.folder.join("gate"));
+        command
+            .args(["--listen", &self.address().to_string(), "--data"])
+            .arg(self.folder.join(format!("gate{}", self.number)));
         command.env("LOCKKEEPER_HISTORY", self.history()).env("LOCKKEEPER_HISTORY_SERVICE", SERVICE);
         self.child = Some(spawn(command, &self.folder)?);
         let until = Instant::now() + Duration::from_secs(30);
@@ -88,11 +93,11 @@ impl ChaosGate {
 
     /// Where workers reach the gate.
     pub(crate) fn address(&self) -> SocketAddr {
-        SocketAddr::from((self.network.address(self.host), PORT))
+        SocketAddr::from((self.network.address(self.host), PORT + self.number))
     }
 
     pub(crate) fn history(&self) -> PathBuf {
-        self.folder.join("gate.history")
+        self.folder.join(format!("gate{}.history", self.number))
     }
 
     /// SIGKILL; started again after this time. Returns whether it was away.
@@ -154,6 +159,10 @@ impl ChaosGate {
     fn log(&self) -> String {
         fs::read_to_string(self.folder.join("gate.log")).unwrap_or_default().trim_end().to_owned()
     }
+}
+
+fn upstream_address(number: u16) -> String {
+    format!("127.0.0.1:{}", UPSTREAM_PORT + number)
 }
 
 fn spawn(mut command: Command, folder: &Path) -> Result<Child> {

@@ -50,6 +50,8 @@ pub(crate) enum ChaosMutant {
     WrongService,
     /// Some workers use another service, for the same resources.
     TwoServices,
+    /// Some workers write through another gate, to the same service behind both.
+    TwoGates,
 }
 
 impl ChaosMutant {
@@ -57,7 +59,7 @@ impl ChaosMutant {
     pub(crate) const fn expected(self) -> &'static str {
         match self {
             Self::NoFence | Self::LateEnter => "lost-update",
-            Self::OldMarks => "fence-order",
+            Self::OldMarks | Self::TwoGates => "fence-order",
             Self::DeafWorker | Self::SlowWorkerClock | Self::FastNodeClock | Self::WrongService => "overlap",
             Self::WipedNodes | Self::LyingDisk | Self::OldBackup => "token-order",
             Self::TwoServices => "two-locks",
@@ -73,6 +75,8 @@ impl ChaosMutant {
     pub(crate) fn faults(self) -> Vec<FaultKind> {
         match self {
             Self::SlowWorkerClock | Self::FastNodeClock => vec![FaultKind::Cut(Victim::Worker)],
+            // A writer whose hold was lost meanwhile, and who does not look.
+            Self::TwoGates => vec![FaultKind::Stop(Victim::Worker)],
             _ => vec![FaultKind::Loss],
         }
     }
@@ -80,6 +84,15 @@ impl ChaosMutant {
     /// Whether some workers use a second service.
     pub(crate) const fn has_second_service(self) -> bool {
         matches!(self, Self::WrongService | Self::TwoServices)
+    }
+
+    /// The number of gates; planted mistakes of others need none.
+    pub(crate) const fn gates(mutant: Option<Self>) -> u16 {
+        match mutant {
+            None => 1,
+            Some(Self::TwoGates) => 2,
+            Some(_) => 0,
+        }
     }
 
     /// Whether workers write down the holds that they count on, and not the library: it would say when they

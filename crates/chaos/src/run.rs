@@ -49,7 +49,7 @@ pub(crate) fn run(options: RunOptions) -> Result<bool> {
     }
     let commit = options.record.then(record::commit).transpose()?;
     let folder = private_disk()?;
-    // The last is that of the gate, or of the second service.
+    // The last is that of the gates, or of the second service.
     let hosts = options.nodes() + options.clients.len() + 1;
     let network = Rc::new(Network::around_this_thread(u8::try_from(hosts)?));
     // The processes are children of this thread, and end with it.
@@ -315,14 +315,14 @@ impl Run<'_> {
         let options = &self.options;
         let at = self.places(service);
         let seed = options.seed.wrapping_mul(1_000_000) + summary.rounds * 10_000;
-        let mut gate = match &service {
-            TestedService::Own(..) if options.mutant.is_none() => {
-                let host = options.nodes() + options.clients.len();
-                Some(ChaosGate::start(&self.network, &self.programs, host, place).await?)
+        let mut gates = Vec::new();
+        if let TestedService::Own(..) = service {
+            let host = options.nodes() + options.clients.len();
+            for number in 0..ChaosMutant::gates(options.mutant) {
+                gates.push(ChaosGate::start(&self.network, &self.programs, (host, number), place).await?);
             }
-            _ => None,
-        };
-        let at = (&at[..], gate.as_ref().map(ChaosGate::address));
+        }
+        let at = (&at[..], gates.iter().map(ChaosGate::address).collect());
         let mut workers = Workers::start(&self.network, options, &self.programs, at, place, seed)?;
         let history = place.join("faults.history");
         let faults = fault_history(&history)?;
@@ -340,7 +340,7 @@ impl Run<'_> {
             let tell = |target: &str, begins| tell(&faults, &fault, target, begins);
             let played = match service {
                 TestedService::Own(cluster, _) => {
-                    let (workers, gate) = (&mut workers, gate.as_mut());
+                    let (workers, gate) = (&mut workers, gates.first_mut());
                     let mut world = World { network: &self.network, cluster, workers, gate };
                     world.play(&fault, tell).await
                 }
@@ -359,7 +359,7 @@ impl Run<'_> {
         summary.failures.append(&mut workers.end().await?);
         let mut files = workers.histories();
         files.push(history);
-        if let Some(gate) = gate {
+        for gate in gates {
             files.push(gate.history());
             summary.failures.extend(gate.end().await?);
         }

@@ -50,7 +50,8 @@ pub(crate) struct Workers {
     pub(crate) all: Vec<Worker>,
     /// For their clocks.
     pub(crate) shim: Shim,
-    gate: Option<SocketAddr>,
+    /// Each worker writes through one of them.
+    gates: Vec<SocketAddr>,
     network: Rc<Network>,
     options: Rc<RunOptions>,
     programs: Rc<Programs>,
@@ -62,7 +63,7 @@ impl Workers {
         network: &Rc<Network>,
         options: &Rc<RunOptions>,
         programs: &Rc<Programs>,
-        (at, gate): (&[WorkerPlace], Option<SocketAddr>),
+        (at, gates): (&[WorkerPlace], Vec<SocketAddr>),
         folder: &Path,
         seed: u64,
     ) -> Result<Self> {
@@ -75,7 +76,7 @@ impl Workers {
         };
         let all = at.iter().enumerate().map(worker).collect();
         let (network, options, programs) = (Rc::clone(network), Rc::clone(options), Rc::clone(programs));
-        let mut workers = Self { all, shim: Shim::new(folder), gate, network, options, programs };
+        let mut workers = Self { all, shim: Shim::new(folder), gates, network, options, programs };
         (0..at.len()).try_for_each(|index| workers.begin(index))?;
         Ok(workers)
     }
@@ -94,7 +95,7 @@ impl Workers {
         command.args(["--seed", &worker.seed.to_string(), "--tasks", &tasks.to_string()]);
         command.args(driver.iter().flat_map(|driver| ["--driver", driver]));
         command.args(["--service", worker.place.service]);
-        if let Some(gate) = self.gate {
+        if let Some(gate) = self.gates.iter().cycle().nth(index) {
             command.args(["--gate", &gate.to_string()]);
         }
         if let Some(mutant) = options.mutant {

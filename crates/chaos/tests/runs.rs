@@ -135,6 +135,7 @@ planted! {
     data_from_a_backup_is_found: "old-backup", "token-order";
     another_service_by_the_same_name_is_found: "wrong-service", "overlap";
     resources_under_two_services_are_found: "two-services", "two-locks";
+    writes_through_two_gates_are_found: "two-gates", "fence-order";
 }
 
 /// Holders are stopped, killed and cut off: an entered fence loses nothing, and no two claims overlap.
