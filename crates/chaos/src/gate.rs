@@ -1,5 +1,5 @@
-//! The gate, with a service behind it that can't check tokens, on a host of their own. A run with that planted
-//! mistake has two gates there.
+//! The gate, with a service behind it that can't check tokens, on a host of their own. A run with that
+//! planted mistake has two gates there.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -22,8 +22,9 @@ use crate::run::Programs;
 use crate::worker::SERVICE;
 use crate::worker::answers::replace;
 
-/// Of the first gate and its service; those of a second one are one higher.
+/// Of the first gate; that of a second one is one higher.
 const PORT: u16 = 5630;
+/// Of the service behind the first gate.
 const UPSTREAM_PORT: u16 = 8080;
 /// More than the upstream works on a request whose connection is gone.
 const SETTLE: &str = "2s";
@@ -75,6 +76,8 @@ impl ChaosGate {
             SETTLE,
             "--wait",
             "1s",
+            "--admin-listen",
+            "127.0.0.1:0",
         ]);
         command
             .args(["--listen", &self.address().to_string(), "--data"])
