@@ -31,7 +31,7 @@ pub(super) struct LedgerInner {
     folder: PathBuf,
     by: String,
     versions: AtomicU64,
-    mutant: Option<ChaosMutant>,
+    pub(super) mutant: Option<ChaosMutant>,
 }
 
 impl Ledger {

@@ -11,6 +11,7 @@ use super::claims::Claims;
 use super::gated::GatedService;
 use super::ledger::Ledger;
 use super::{Errors, weighted};
+use crate::mutant::ChaosMutant;
 
 const TTLS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
 
@@ -183,7 +184,9 @@ impl WorkerTask {
                 let name = self.name("gated", 12);
                 let guard = self.lock(&name).acquire().await?;
                 self.knows(&name, &guard);
-                let takes = self.millis(5);
+                // Long, where a stop of the worker must find it between its read and its write.
+                let is_long = self.ledger.0.mutant == Some(ChaosMutant::TwoGates);
+                let takes = self.millis(if is_long { 200 } else { 5 });
                 if let (Some(gated), Some(token)) = (&self.gated, guard.token_hint()) {
                     gated.section(&name, token, takes).await;
                 }
