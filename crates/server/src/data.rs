@@ -323,7 +323,8 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], ServeError> {
 }
 
 fn recover<D: Disk>(disk: &D, directory: &Path, existing: Existing<D>) -> Result<Data<D>, ServeError> {
-    let Existing { founding, snapshot, hard_state, entries, log, snapshots, mut leftovers } = existing;
+    let Existing { founding, snapshot, hard_state, entries, entry_bytes, log, snapshots, mut leftovers } =
+        existing;
     let seed = u64::from_le_bytes(random()?);
     let (snapshot_index, snapshot_term) =
         snapshot.as_ref().map_or((0, 0), |snapshot| (snapshot.head().index, snapshot.head().term));
@@ -337,8 +338,15 @@ fn recover<D: Disk>(disk: &D, directory: &Path, existing: Existing<D>) -> Result
     if let Err(error) = leftovers.run(disk) {
         tracing::warn!(%error, "old snapshots in `{}` could not be removed: {error}", directory.display());
     }
-    let recovered =
-        Recovered { table, snapshot_index, snapshot_term, members, hard_state: Some(hard_state), entries };
+    let recovered = Recovered {
+        table,
+        snapshot_index,
+        snapshot_term,
+        members,
+        hard_state: Some(hard_state),
+        entries,
+        entry_bytes,
+    };
     Ok(Data { founding, recovered, log, snapshots })
 }
 

@@ -230,7 +230,7 @@ impl Scenario {
             safety: ttl * dice.within(8, 20) + 5 * SECOND,
             faults,
             fault_every,
-            snapshot_after: dice.pick(&[500, 2_000, 5_000, 50_000, u64::MAX]),
+            snapshot_after: dice.pick(&[4_000, 16_000, 40_000, 400_000, u64::MAX]),
             tail_bytes: dice.pick(&[200, 2_000, TAIL_BYTES]),
             drift: dice.pick(&[0, DRIFT_PPM_MAX, DRIFT_PPM_MAX]),
             latency: (dice.spread(20_000, MS), dice.spread(MS, 30 * MS)),

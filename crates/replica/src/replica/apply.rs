@@ -107,7 +107,6 @@ impl Replica {
                 continue;
             }
             self.settle_change(&entry);
-            self.snapshots.logged(entry.data.len());
             self.applied = entry.at;
             self.begin_named_snapshot();
         }

@@ -49,6 +49,7 @@ use crate::lease::LeaseClock;
 use crate::load::{Activity, OldestSearch};
 use crate::members::Members;
 use crate::mutant::Mutant;
+use crate::storage::record_bytes;
 use apply::ApplyQueue;
 pub use apply::TURN_VISITS_MAX;
 use calls::OpenCalls;
@@ -129,6 +130,8 @@ pub struct Recovered {
     pub hard_state: Option<store::HardState>,
     /// Log entries after the snapshot.
     pub entries: Vec<store::Entry>,
+    /// The size on disk of their records, in bytes.
+    pub entry_bytes: u64,
 }
 
 /// A fatal error: the node must stop before it violates a guarantee.
@@ -263,7 +266,7 @@ impl Replica {
             token_pace: TokenPace::default(),
             rounds: QuorumReads::default(),
             expiry: Expiry::default(),
-            snapshots: Snapshots::default(),
+            snapshots: Snapshots::new(recovered.entry_bytes),
             checks: Checks::default(),
             disk_room: DiskRoom::default(),
             received: None,
@@ -419,6 +422,7 @@ impl Replica {
         }
         self.turn.push(ready.committed);
         self.apply_committed(false)?;
+        self.snapshots.logged(record_bytes(ready.write.record()));
         Ok(Some(ready.write))
     }
 

@@ -18,7 +18,9 @@ const PATIENCE: u64 = 4;
 /// When a snapshot is due, and the state of the one in progress.
 #[derive(Default)]
 pub(super) struct Snapshots {
-    /// Bytes of the entries applied since the last snapshot, or since the last failed attempt.
+    /// Bytes on disk of the records written since the last snapshot, or since the last failed attempt. A record
+    /// takes whole sectors, so where each request is alone in its turn, this is many times the size of the
+    /// entries.
     logged: u64,
     /// Size of the last snapshot in bytes; 0 after a restart. Before the next one is due, the log must grow
     /// by at least this much, so that snapshots cost at most about as many written bytes as the log.
@@ -59,6 +61,11 @@ enum SnapshotStage {
 }
 
 impl Snapshots {
+    /// `logged`: bytes on disk of the records after the last snapshot.
+    pub(super) fn new(logged: u64) -> Self {
+        Self { logged, ..Self::default() }
+    }
+
     /// Index of the last entry in the stored snapshot; 0 without one.
     pub(super) fn stored(&self) -> u64 {
         self.stored.as_ref().map_or(0, |head| head.index)
@@ -77,9 +84,9 @@ impl Snapshots {
         waited
     }
 
-    /// Counts the bytes of an applied entry, also of one that is replayed after a restart.
-    pub(super) fn logged(&mut self, bytes: usize) {
-        self.logged += bytes as u64;
+    /// Counts the bytes on disk of records of the log.
+    pub(super) fn logged(&mut self, bytes: u64) {
+        self.logged += bytes;
     }
 
     /// Whether the event loop should begin or continue a snapshot at once.

@@ -46,7 +46,7 @@ pub use backup::{BackupError, BackupParts, BackupReader};
 pub use error::OpenError;
 pub use format::{PIECE_BYTES_MAX, SECTOR_BYTES};
 pub use log::Log;
-pub use record::RECORD_BYTES_MAX;
+pub use record::{RECORD_BYTES_MAX, record_bytes};
 pub use restore::{RESTORE_MARKER, restore};
 pub use segment::{Spare, SpareMaker};
 pub use snapshot::{Sealed, SnapshotReader, SnapshotWriter, Snapshots};
@@ -108,6 +108,8 @@ pub struct Existing<D: Disk> {
     pub hard_state: HardState,
     /// The entries after the snapshot; the first has the snapshot's index + 1.
     pub entries: Vec<Entry>,
+    /// The size on disk of the records with these entries, in bytes.
+    pub entry_bytes: u64,
     /// The log, ready for appends.
     pub log: Log<D>,
     /// Reads and writes snapshots.
@@ -277,12 +279,12 @@ fn open_listed<D: Disk>(disk: &D, options: LogOptions, names: &Names) -> Result<
         index: snapshot.head().index,
         term: snapshot.head().term,
     });
-    let mut replay = replay::read(disk, identity, &names.segments)?;
+    let mut replay = replay::read(disk, identity, &names.segments, at.index)?;
     let rest = behind(&mut replay, at, &segment::name(names.segments[0]))?;
     let hard_state = log::raised(replay.hard_state, at);
-    let (entries, must_reset) = match rest {
-        Some(entries) => (entries, false),
-        None => (Vec::new(), true),
+    let (entries, entry_bytes, must_reset) = match rest {
+        Some(entries) => (entries, replay.bytes_after, false),
+        None => (Vec::new(), 0, true),
     };
     let last = entries.last().map_or(at, |entry| Position { index: entry.index, term: entry.term });
     if hard_state.commit > last.index {
@@ -306,7 +308,16 @@ fn open_listed<D: Disk>(disk: &D, options: LogOptions, names: &Names) -> Result<
     if must_reset {
         log.reset(at.index, at.term).map_err(OpenError::io("begin a new part of", "log"))?;
     }
-    Ok(Opened::Existing(Existing { founding, snapshot, hard_state, entries, log, snapshots, leftovers }))
+    Ok(Opened::Existing(Existing {
+        founding,
+        snapshot,
+        hard_state,
+        entries,
+        entry_bytes,
+        log,
+        snapshots,
+        leftovers,
+    }))
 }
 
 /// Returns the log entries after the newest snapshot, `at`; `None` if the snapshot replaces the whole log.

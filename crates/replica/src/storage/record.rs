@@ -17,6 +17,8 @@
 use std::ops::Range;
 
 use crc32fast::Hasher;
+use lockkeeper_wire::store::Record;
+use prost::Message;
 
 use super::format::{SECTOR_BYTES, u32_at, u64_at};
 
@@ -36,6 +38,15 @@ const NEXT_ROOM: usize = SECTOR_BYTES - TAG;
 /// The size on disk of a record with a payload of `length` bytes, in bytes; a multiple of the sector size.
 pub(super) fn size(length: usize) -> usize {
     (1 + length.saturating_sub(FIRST_ROOM).div_ceil(NEXT_ROOM)) * SECTOR_BYTES
+}
+
+/// The size on disk of this record, in bytes: whole sectors; 0 if it has nothing to write.
+#[must_use]
+pub fn record_bytes(record: &Record) -> u64 {
+    match record.encoded_len() {
+        0 => 0,
+        length => size(length) as u64,
+    }
 }
 
 /// Replaces the content of `sectors` by record `number`.

@@ -20,6 +20,8 @@ pub(super) struct Replay {
     pub(super) base: u64,
     pub(super) base_term: Option<u64>,
     pub(super) entries: Vec<Entry>,
+    /// The size on disk of the records with entries after the index that [`read`] was given, in bytes.
+    pub(super) bytes_after: u64,
     pub(super) hard_state: HardState,
     pub(super) next_record: u64,
     /// All segments except the last.
@@ -51,11 +53,13 @@ struct Segment {
     sealed: bool,
 }
 
-/// Reads the segments with these numbers, in ascending order.
+/// Reads the segments with these numbers, in ascending order. `after`: the index of the last entry in the
+/// snapshot.
 pub(super) fn read(
     disk: &impl Disk,
     identity: DirectoryIdentity,
     numbers: &[u64],
+    after: u64,
 ) -> Result<Replay, OpenError> {
     let (Some(first), Some(last)) = (numbers.first(), numbers.last()) else {
         return Err(missing(1, "and so is every other part of the log, though a cluster was founded here"));
@@ -80,7 +84,7 @@ pub(super) fn read(
                 reader.go_on(&header, &name)?;
                 reader
             }
-            None => reader.insert(ReplayState::begin(&header)),
+            None => reader.insert(ReplayState::begin(&header, after)),
         };
         reader.segment(header, seed, bytes, &name, number == last)?;
     }
@@ -127,17 +131,21 @@ struct ReplayState {
     base: u64,
     base_term: Option<u64>,
     entries: Vec<Entry>,
+    after: u64,
+    bytes_after: u64,
     hard_state: HardState,
     next_record: u64,
     segments: Vec<Segment>,
 }
 
 impl ReplayState {
-    fn begin(header: &Header) -> Self {
+    fn begin(header: &Header, after: u64) -> Self {
         Self {
             base: header.last.index,
             base_term: Some(header.last.term),
             entries: Vec::new(),
+            after,
+            bytes_after: 0,
             hard_state: header.hard_state,
             next_record: header.first_record,
             segments: Vec::new(),
@@ -164,6 +172,7 @@ impl ReplayState {
         }
         if header.reset {
             self.entries.clear();
+            self.bytes_after = 0;
             (self.base, self.base_term) = (header.last.index, Some(header.last.term));
             self.hard_state = header.hard_state;
             self.segments.iter_mut().for_each(|segment| segment.highest = 0);
@@ -195,7 +204,12 @@ impl ReplayState {
         loop {
             match record::find(&bytes[at..seal_at], seed, self.next_record) {
                 Found::Record(payload, size) => {
-                    highest = highest.max(self.record(payload, name, at as u64)?);
+                    let last = self.record(payload, name, at as u64)?;
+                    // One without entries counts with those before it.
+                    if last > self.after || self.bytes_after > 0 {
+                        self.bytes_after += size as u64;
+                    }
+                    highest = highest.max(last);
                     self.next_record = self.next_record.saturating_add(1);
                     at += size;
                 }
@@ -289,6 +303,7 @@ impl ReplayState {
             base: self.base,
             base_term: self.base_term,
             entries: self.entries,
+            bytes_after: self.bytes_after,
             hard_state: self.hard_state,
             next_record: self.next_record,
             closed: self.segments.iter().map(closed).collect(),

@@ -18,7 +18,7 @@ struct Counting {
 impl Counting {
     /// Three nodes. `leader` leads, and `wrong` builds a different table; 0: no node does.
     fn new(leader: u64, wrong: u64) -> Self {
-        Self::of(3, 200, leader, wrong)
+        Self::of(3, 1_600, leader, wrong)
     }
 
     /// `count` nodes that take a snapshot after `snapshot_after` bytes of log.
@@ -150,7 +150,7 @@ fn late_third_digest_stops_only_the_wrong_leader() {
 
 #[test]
 fn three_of_five_digests_stop_a_leader_but_two_do_not() {
-    let mut counting = Counting::of(5, 200, 2, 2);
+    let mut counting = Counting::of(5, 1_600, 2, 2);
     counting.world.cut_one_way(4, 2);
     counting.world.cut_one_way(5, 2);
     counting.work_until_found();
@@ -167,7 +167,7 @@ fn three_of_five_digests_stop_a_leader_but_two_do_not() {
 /// and was compared. The leader names an entry for that comparison long before its next snapshot would be
 /// due.
 fn is_settled_by_the_third(leader: u64) {
-    let mut counting = Counting::of(3, 2_000, leader, 2);
+    let mut counting = Counting::of(3, 16_000, leader, 2);
     counting.world.crash(3);
     counting.work_until_found();
     let found = counting.stored(leader);
@@ -199,7 +199,7 @@ fn wrong_leader_stops_once_the_third_node_is_back() {
 /// minute.
 #[test]
 fn undecided_difference_causes_at_most_one_snapshot_a_minute() {
-    let mut counting = Counting::of(3, 6_000, 1, 2);
+    let mut counting = Counting::of(3, 48_000, 1, 2);
     counting.world.cut_one_way(3, 1);
     counting.work_until_found();
     for _ in 0..30 {
@@ -214,7 +214,7 @@ fn undecided_difference_causes_at_most_one_snapshot_a_minute() {
 
 #[test]
 fn two_differing_voters_never_stop_and_report_every_snapshot() {
-    let mut counting = Counting::of(2, 200, 1, 2);
+    let mut counting = Counting::of(2, 1_600, 1, 2);
     for _ in 0..5 {
         counting.work();
         counting.world.pass(Duration::from_secs(61));

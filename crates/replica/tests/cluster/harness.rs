@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Restorer, Table, Usage, WallTime};
 use lockkeeper_replica::mutant::Mutant;
+use lockkeeper_replica::storage::record_bytes;
 use lockkeeper_replica::{
     Answer, AskId, CallId, CallRequest, Config, Difference, Event, LostEntries, Members, Output, Question,
     Received, Recovered, Replica, SessionCall, SnapshotStep, StreamId, TAIL_BYTES, TICK,
@@ -418,7 +419,11 @@ impl Node {
             ends_per_part: lockkeeper_replica::ENDS_PER_PART,
             mutant: self.mutant,
         };
-        let recovered = Recovered { table, snapshot_index, snapshot_term, members, hard_state, entries };
+        let is_after =
+            |record: &&store::Record| record.entries.last().is_some_and(|entry| entry.index > snapshot_index);
+        let entry_bytes = self.records.iter().filter(is_after).map(record_bytes).sum();
+        let recovered =
+            Recovered { table, snapshot_index, snapshot_term, members, hard_state, entries, entry_bytes };
         self.writing = None;
         self.sealed = None;
         self.offers.clear();

@@ -231,7 +231,7 @@ fn unreachable_named_entry_does_not_block_snapshots() {
     let mut world = World::new(3);
     for id in [1, 2, 3] {
         world.crash(id);
-        world.nodes.get_mut(&id).expect("it is there").snapshot_after = 200;
+        world.nodes.get_mut(&id).expect("it is there").snapshot_after = 1_600;
         world.restart(id);
     }
     let leader = world.leader();

@@ -128,7 +128,7 @@ fn new_node_gets_a_snapshot_with_its_membership() {
     let leader = busy.leader;
     for id in 1..=3 {
         busy.world.crash(id);
-        busy.world.nodes.get_mut(&id).expect("it is there").snapshot_after = 500;
+        busy.world.nodes.get_mut(&id).expect("it is there").snapshot_after = 4_000;
         busy.world.restart(id);
     }
     busy.leader = busy.world.leader();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use lockkeeper_core::{Restorer, Table, Usage, WallTime};
+use lockkeeper_replica::storage::record_bytes;
 use lockkeeper_replica::{
     Answer, AskId, CallId, CallRequest, Config, Event, Members, Output, Question, Recovered, Replica,
     Requester, SessionCall, SnapshotStep, StreamCloseCause, StreamId, TURN_VISITS_MAX,
@@ -103,7 +104,9 @@ impl Node {
             ends_per_part: lockkeeper_replica::ENDS_PER_PART,
             mutant: None,
         };
-        let recovered = Recovered { table, snapshot_index, snapshot_term, members, hard_state, entries };
+        let entry_bytes = bytes_after(&records, snapshot_index);
+        let recovered =
+            Recovered { table, snapshot_index, snapshot_term, members, hard_state, entries, entry_bytes };
         let mut node = Self {
             replica: Replica::start(config, recovered, now).unwrap(),
             now,
@@ -224,6 +227,11 @@ impl Node {
     pub(crate) fn failed_disk(&mut self) {
         self.held_step = None;
         self.turn(vec![Event::SnapshotFailed]);
+    }
+
+    /// The size on disk of the records with entries after the stored snapshot.
+    pub(crate) fn log_bytes(&self) -> u64 {
+        bytes_after(&self.records, self.stored.as_ref().map_or(0, |(head, _)| head.index))
     }
 
     /// The index of the stored snapshot, and its digest.
@@ -361,4 +369,9 @@ pub(crate) fn opening(number: u8, attach: u64) -> Open {
         label: format!("client {number}"),
         attach,
     }
+}
+
+fn bytes_after(records: &[store::Record], index: u64) -> u64 {
+    let is_after = |record: &&store::Record| record.entries.last().is_some_and(|last| last.index > index);
+    records.iter().filter(is_after).map(record_bytes).sum()
 }

@@ -1,6 +1,7 @@
 //! Snapshots, and restarts from them.
 
 use lockkeeper_core::{Page, WallTime};
+use lockkeeper_replica::storage::SECTOR_BYTES;
 use lockkeeper_replica::{Answer, Event, Question};
 use lockkeeper_wire::v1::{self, RefusedCode};
 
@@ -9,7 +10,7 @@ use crate::items::{acquire, attach, finish, granted};
 
 #[test]
 fn restart_from_a_snapshot_restores_the_end_of_the_log() {
-    let mut node = Node::with_snapshots(2_000);
+    let mut node = Node::with_snapshots(16_000);
     let stream = node.stream(1);
     let session = node.open(stream, 1, 60_000, 0);
     let mut seq = 0;
@@ -34,9 +35,30 @@ fn restart_from_a_snapshot_restores_the_end_of_the_log() {
 }
 
 /// A restart applies every entry after the snapshot, so no part of those entries may be in the snapshot.
+/// Where each request is alone in its record, the log is many times the size of the entries: the disk of a
+/// node of little load was full before a snapshot was due.
+#[test]
+fn log_on_the_disk_is_bounded_also_where_each_request_has_a_record() {
+    const SNAPSHOT_AFTER: u64 = 64 * SECTOR_BYTES as u64;
+    let mut node = Node::with_snapshots(SNAPSHOT_AFTER);
+    let mut longest = 0;
+    // Restarts count what the log has already.
+    for life in 1..=12u8 {
+        let stream = node.stream(u64::from(life));
+        let session = node.open(stream, life, 60_000, 0);
+        for seq in (1..50).step_by(2) {
+            node.send(stream, vec![acquire(session, seq, "x", false)]);
+            node.send(stream, vec![finish(session, seq + 1, seq)]);
+            longest = longest.max(node.log_bytes());
+        }
+        node = node.restart();
+    }
+    assert!((SNAPSHOT_AFTER / 2..=SNAPSHOT_AFTER).contains(&longest), "{longest}");
+}
+
 #[test]
 fn snapshot_never_begins_within_an_entry() {
-    let mut node = Node::with_snapshots_and_small_turns(200);
+    let mut node = Node::with_snapshots_and_small_turns(1_600);
     let stream = node.stream(1);
     let session = node.open(stream, 1, 60_000, 0);
     node.snapshot_steps = 1;
@@ -55,7 +77,7 @@ fn snapshot_never_begins_within_an_entry() {
 
 #[test]
 fn restart_during_a_snapshot_uses_the_previous_one() {
-    let mut node = Node::with_snapshots(500);
+    let mut node = Node::with_snapshots(4_000);
     let mut stream = node.stream(1);
     let session = node.open(stream, 1, 60_000, 0);
     let mut compacted = 0;
@@ -97,7 +119,7 @@ fn backup_has_everything_answered_before_its_call() {
 
 #[test]
 fn snapshot_in_progress_is_not_used_for_a_backup() {
-    let mut node = Node::with_snapshots(200);
+    let mut node = Node::with_snapshots(1_600);
     node.snapshot_steps = 1;
     with_holds(&mut node, 20);
     // The snapshot in progress is older than these holds.
@@ -137,7 +159,7 @@ fn failed_backup_is_refused_and_the_next_one_succeeds() {
 /// E3: by the wall clock of the leader, which may be set back; restarts from a snapshot and from the log.
 #[test]
 fn since_when_survives_restarts() {
-    let mut node = Node::with_snapshots(2_000);
+    let mut node = Node::with_snapshots(16_000);
     let stream = node.stream(1);
     let session = node.open(stream, 1, 60_000, 0);
     let at = |node: &mut Node, ms: u64| node.wall = WallTime(ms);

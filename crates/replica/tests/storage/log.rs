@@ -3,7 +3,7 @@
 
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
-use lockkeeper_replica::storage::{self, Existing, OpenError, Opened, RECORD_BYTES_MAX};
+use lockkeeper_replica::storage::{self, Existing, OpenError, Opened, RECORD_BYTES_MAX, SECTOR_BYTES};
 
 use crate::support::*;
 
@@ -129,6 +129,20 @@ fn segments_are_deleted_once_a_snapshot_has_all_their_entries() {
     assert_eq!(after.hard_state, hard_state(2, 2, 7), "what was snapshotted was committed");
     assert_eq!(after.snapshot, Some((head(7, 2), b"all".to_vec())));
     assert_eq!(after.entries, []);
+}
+
+#[test]
+fn records_after_the_snapshot_are_measured() {
+    let disk = MemoryDisk::new();
+    let Existing { mut log, snapshots, .. } = found(&disk);
+    for index in 1..=9 {
+        log.append(&record(Some(hard_state(1, 1, index)), vec![entry(index, 1, 10)])).expect("a sound disk");
+    }
+    assert_eq!(open(&disk).expect("a sound disk").entry_bytes, 9 * SECTOR_BYTES as u64);
+    let mut writer = snapshots.begin(&head(6, 1)).expect("a sound disk");
+    writer.piece(b"table").expect("a sound disk");
+    writer.finish(&tail(&[b"table".to_vec()])).expect("a sound disk").run(&disk).expect("a sound disk");
+    assert_eq!(open(&disk).expect("a sound disk").entry_bytes, 3 * SECTOR_BYTES as u64);
 }
 
 #[test]

@@ -99,7 +99,8 @@ impl SimNode {
 
     /// Starts a member from its data.
     pub(super) fn goes_on(&mut self, core: &mut Core, existing: Existing<MemoryDisk>) {
-        let Existing { founding, hard_state, entries, log, mut leftovers, snapshot, snapshots } = existing;
+        let Existing { founding, hard_state, entries, entry_bytes, log, mut leftovers, snapshot, snapshots } =
+            existing;
         // From here on the mutant's disk skips syncs: it may lose entries of the log, but not the bootstrap
         // record.
         self.disk.lie(core.is(MutantLocation::SyncSkipped));
@@ -126,6 +127,7 @@ impl SimNode {
             members: members.clone(),
             hard_state: Some(hard_state),
             entries,
+            entry_bytes,
         };
         let config = self.config(core);
         let replica = match Replica::start(config, recovered, self.clock.duration(core.now)) {

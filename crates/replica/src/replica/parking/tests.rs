@@ -121,6 +121,7 @@ fn cut_off() -> Replica {
         members: Members::founded(&founding),
         hard_state: None,
         entries: Vec::new(),
+        entry_bytes: 0,
     };
     Replica::start(config, recovered, at(0)).unwrap()
 }
