@@ -27,7 +27,7 @@ pub(crate) fn commit() -> Result<String> {
 pub(crate) fn record(summary: &Summary, commit: &str) -> Result {
     let [injected, bitten] = summary.faults();
     let on = match summary.options.on.as_str() {
-        "own" if summary.options.nodes == 1 => "own, 1 node".to_owned(),
+        "own" if summary.options.nodes() == 1 => "own, 1 node".to_owned(),
         "own" => format!("own, {} nodes", summary.options.nodes),
         other => other.to_owned(),
     };

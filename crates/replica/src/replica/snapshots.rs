@@ -18,9 +18,8 @@ const PATIENCE: u64 = 4;
 /// When a snapshot is due, and the state of the one in progress.
 #[derive(Default)]
 pub(super) struct Snapshots {
-    /// Bytes on disk of the records written since the last snapshot, or since the last failed attempt. A record
-    /// takes whole sectors, so where each request is alone in its turn, this is many times the size of the
-    /// entries.
+    /// Bytes on disk of the records written since the last snapshot, or since the last failed attempt. A
+    /// record takes whole sectors: where each request has one of its own, this is many times its size.
     logged: u64,
     /// Size of the last snapshot in bytes; 0 after a restart. Before the next one is due, the log must grow
     /// by at least this much, so that snapshots cost at most about as many written bytes as the log.
