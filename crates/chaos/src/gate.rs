@@ -1,5 +1,5 @@
-//! The gate, with a service behind it that can't check tokens, on a host of their own. A run with that
-//! planted mistake has two gates there.
+//! The gate, with a service behind it that can't check tokens, on a host of their own. With the planted
+//! mistake `two-gates`, the host has two of each.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -34,7 +34,7 @@ const SLOW: Duration = Duration::from_millis(100);
 /// The gate of a round.
 pub(crate) struct ChaosGate {
     pub(crate) host: usize,
-    /// From 0 on: gates of one round share what their services keep, and no marks.
+    /// From 0 on. The gates of a round have marks of their own; the services behind them share their files.
     number: u16,
     network: Rc<Network>,
     program: PathBuf,

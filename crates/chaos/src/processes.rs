@@ -41,13 +41,13 @@ pub(crate) async fn ended_within(child: &mut Child, limit: Duration) -> Result<O
     }
 }
 
-/// Whether a number stays the same in the second half of this time. What had begun before may still count in
-/// the first half.
-pub(crate) async fn stands_still(lasts: Duration, number: impl Fn() -> u64) -> bool {
+/// Whether a counter does not change in the second half of this time. In the first half, calls that were on
+/// their way may still be counted.
+pub(crate) async fn stands_still(lasts: Duration, counter: impl Fn() -> u64) -> bool {
     sleep(lasts / 2).await;
-    let before = number();
+    let before = counter();
     sleep(lasts / 2).await;
-    number() == before
+    counter() == before
 }
 
 /// Whether a host of the network can connect to this address.
